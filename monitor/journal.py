@@ -1,0 +1,99 @@
+"""A run's readings on disk: one reading a line, each measurement appended whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from monitor.readings import Reading
+
+
+class Journal:
+    """``journal.jsonl``: a line is ``step, epoch, time, measure, metric, group, layer, value, low, high, valid, note``.
+
+    Parameters
+    ----------
+    path : path-like
+        The file; its folder is made at the first append.
+
+    Notes
+    -----
+    A measurement is many lines. They are appended and synced, then the committed length is replaced atomically in
+    ``.journal.committed``; what lies behind that length when the journal is next opened belongs to a measurement that a
+    kill cut short, and is dropped. So readers see whole measurements, at the price of one small file.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        self._committed_path = self.path.with_name(f".{self.path.stem}.committed")
+        self.lines = [json.loads(line) for line in self._committed_bytes().splitlines()]
+
+    @property
+    def steps(self) -> set[int]:
+        """Steps that have been measured."""
+        return {line["step"] for line in self.lines}
+
+    def append(self, step: int, epoch: float | None, readings: Sequence[Reading]) -> None:
+        """Add one measurement."""
+        now = time.time()
+        lines = [_line(step, epoch, now, reading) for reading in readings]
+        data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        start = len(self._committed_bytes())
+        with open(self.path, "ab") as file:
+            file.truncate(start)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._commit(start + len(data))
+        self.lines += lines
+
+    def rewind(self, step: int) -> None:
+        """Drop the measurements after `step`: a run that resumes there takes them anew."""
+        kept = [line for line in self.lines if line["step"] <= step]
+        if len(kept) == len(self.lines):
+            return
+        data = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        # Both files are replaced atomically. Between the two the committed length lies behind the new file's end,
+        # which `_committed_bytes` reads as "all of it".
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_bytes(data)
+        os.replace(partial, self.path)
+        self._commit(len(data))
+        self.lines = kept
+
+    def _commit(self, length: int) -> None:
+        partial = self._committed_path.with_name(f"{self._committed_path.name}.partial")
+        partial.write_text(str(length))
+        os.replace(partial, self._committed_path)
+
+    def _committed_bytes(self) -> bytes:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        try:
+            data = data[: int(self._committed_path.read_text())]
+        except (FileNotFoundError, ValueError):
+            pass  # a copied journal without its length: whole lines only
+        return data[: data.rfind(b"\n") + 1]
+
+
+def _line(step: int, epoch: float | None, now: float, reading: Reading) -> dict:
+    return {
+        "step": int(step),
+        "epoch": None if epoch is None else float(epoch),
+        "time": now,
+        "measure": reading.measure,
+        "metric": reading.metric,
+        "group": reading.group,
+        "layer": reading.layer,
+        "value": reading.value,
+        "low": reading.low,
+        "high": reading.high,
+        "valid": reading.valid,
+        "note": reading.note,
+    }
