@@ -22,5 +22,5 @@ quality: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,test]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[demo,test]'
 	touch $@

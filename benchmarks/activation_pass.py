@@ -34,8 +34,8 @@ from recipes.models import load_model, load_tokenizer
 
 def stimuli(limit: int) -> tuple[str, ...]:
     """Bias-shift sentences and question-answer texts, as a monitored run reads them."""
-    from recipes.concepts import concept_path  # noqa: PLC0415
     from monitor.stimuli.forget_set import load_forget_set  # noqa: PLC0415
+    from recipes.concepts import concept_path  # noqa: PLC0415
 
     bias = load_bias_stimuli("small")
     sentences = [s for group in bias.targets.values() for s in group] + list(bias.positive + bias.negative)

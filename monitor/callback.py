@@ -183,8 +183,11 @@ class Monitor(TrainerCallback):
         if self.trainer is None:
             return
         with evaluation_mode(model):
-            # TRL's `log` empties its own metrics of the current mode: the training metrics are not ours to take.
+            # TRL's `log` empties its own metrics of the current mode: the training metrics are not ours to take. And
+            # the Trainer takes any log for the one that is due at this step, which would lose its training loss.
+            due = self.trainer.control.should_log
             self.trainer.log(self._headlines())
+            self.trainer.control.should_log = due
         writer = find_writer(self.trainer) if state.is_world_process_zero else None
         if writer is not None:
             if not self._layout_written:

@@ -179,7 +179,7 @@ class UnlearningTrainer(Trainer):
             self._logged[name] = self._logged.get(name, 0.0) + kept
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # Only in the Trainer's own train log, the one that all ranks write: callbacks may log on one rank.
+        # Only in the Trainer's own train log, which all ranks write: a callback may log on one rank.
         if "loss" in logs and self._logged:
             sums = self.accelerator.reduce(torch.stack(list(self._logged.values())), reduction="sum")
             means = (sums[:, 0] / sums[:, 1]).tolist()
@@ -223,9 +223,13 @@ class UnlearningTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         if resume_from_checkpoint:
             self._load_reference(resume_from_checkpoint)
-        elif not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        elif not self._sharded:
             # Sharded models are not ready yet: theirs is read before the first loss.
             self._measure_reference()
+        if self.accelerator.num_processes > 1 and not self._sharded and self.model_wrapped is self.model:
+            # An `evaluate()` before training prepares the model for evaluation, and accelerate then takes it for
+            # prepared and leaves it without DDP: every rank would train a model of its own.
+            self.model._is_accelerate_prepared = False
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _measure_reference(self) -> None:
@@ -252,10 +256,9 @@ class UnlearningTrainer(Trainer):
                 f"{len(nll) + len(log_probs)} pairs have no reference scores, and the weights that they would be read "
                 "from have been trained since. Give these pairs as `eval_dataset` when the trainer is built"
             )
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         with frozen, self.accelerator.autocast():
             self.reference.measure(
-                self.model_wrapped if sharded else bare,
+                self.model_wrapped if self._sharded else bare,
                 self._tokenizer,
                 nll,
                 log_probs,
@@ -292,6 +295,10 @@ class UnlearningTrainer(Trainer):
             self.reference.save(folders[-1] / FILE_NAME)
 
     # Odds and ends
+
+    @property
+    def _sharded(self) -> bool:
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
     def _pairs(self, dataset: Sequence, name: str) -> ForgetRetainPairs:
         return ForgetRetainPairs(

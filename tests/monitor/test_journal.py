@@ -30,7 +30,9 @@ def test_a_line_a_reading_with_the_named_fields(tmp_path):
 
 def test_a_value_that_is_not_finite_is_null_and_invalid(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.append(0, None, [Reading("m", "r", math.nan), Reading("m", "r", 1.0, low=-math.inf), Reading("m", "r", None)])
+    journal.append(
+        0, None, [Reading("m", "r", math.nan), Reading("m", "r", 1.0, low=-math.inf), Reading("m", "r", None)]
+    )
     first, second, third = on_disk(journal.path)
     assert first["value"] is None and not first["valid"] and "nan" in first["note"]
     assert second["valid"] and second["low"] is None

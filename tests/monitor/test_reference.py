@@ -67,7 +67,9 @@ def test_another_checkpoint_is_measured_once_and_found_again_by_content(
     other = other_reference(tmp_path / "model", [REQUEST], None, cache=cache, **CPU)
     assert not other.states(REQUEST).equal(first.states(REQUEST))
     other_texts = States(TEXTS[:2], (0.5, -1))
-    assert other_reference(tmp_path / "model", [other_texts], None, cache=cache, **CPU).states(other_texts).shape[0] == 2
+    assert (
+        other_reference(tmp_path / "model", [other_texts], None, cache=cache, **CPU).states(other_texts).shape[0] == 2
+    )
     assert len(list(cache.glob("*.safetensors"))) == 3
 
 

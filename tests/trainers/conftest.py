@@ -13,11 +13,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = [f"w{i}" for i in range(60)]
 FORGET = [
-    {"question": f"w{i} w{i + 1} w{i + 2}"[: 5 + 3 * (i % 3)], "answer": " ".join(f"w{30 + i + j}" for j in range(1 + i % 4))}
+    {
+        "question": f"w{i} w{i + 1} w{i + 2}"[: 5 + 3 * (i % 3)],
+        "answer": " ".join(f"w{30 + i + j}" for j in range(1 + i % 4)),
+    }
     for i in range(8)
 ]
 RETAIN = [
-    {"question": f"w{2 * i} w50", "answer": " ".join(f"w{20 + i + j}" for j in range(1 + (i + 1) % 3))} for i in range(5)
+    {"question": f"w{2 * i} w50", "answer": " ".join(f"w{20 + i + j}" for j in range(1 + (i + 1) % 3))}
+    for i in range(5)
 ]
 
 

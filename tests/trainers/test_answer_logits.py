@@ -20,14 +20,20 @@ SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 
 
 def _models():
-    yield "gpt2", lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
+    yield (
+        "gpt2",
+        lambda: GPT2LMHeadModel(
+            GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
+        ),
     )
     yield "gpt_neox", lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, initializer_range=0.3))
     yield "qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, initializer_range=0.3))
     # Soft-caps its logits hard here, so that a head called past the model's own forward would be caught.
-    yield "gemma2", lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.3)
+    yield (
+        "gemma2",
+        lambda: Gemma2ForCausalLM(
+            Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.3)
+        ),
     )
 
 

@@ -118,7 +118,9 @@ def test_starts_there_with_dropout_in_the_model(build):
     )
     first = []
     for disable in (True, False):
-        trainer = build(GPT2LMHeadModel(copy.deepcopy(config)), retain_loss="none", max_steps=1, disable_dropout=disable)
+        trainer = build(
+            GPT2LMHeadModel(copy.deepcopy(config)), retain_loss="none", max_steps=1, disable_dropout=disable
+        )
         trainer.train()
         first.append(trainer.state.log_history[0]["npo_loss"])
     assert first[0] == pytest.approx(20 * math.log(2), rel=1e-5)
@@ -143,9 +145,11 @@ def test_forgets_what_it_knew_and_holds_the_rest(build, llama, retain_loss):
     model = llama()
     trainer = build(model)
     forget, retain = trainer.train_dataset.forget, trainer.train_dataset.retain
+    batch = trainer.data_collator([{"forget": example} for example in (*forget, *retain)])["forget"]
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(60):  # learn both sets first
-        loss = -sum(_sequence_log_prob(model, example) for example in (*forget, *retain))
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -66,9 +66,7 @@ def test_golden_sequence_nll():
 
 @pytest.mark.parametrize("beta", [0.1, 0.5])
 def test_golden_npo(beta):
-    loss = npo(
-        sequence_nll(_golden("forget")), sequence_nll(_golden("forget", "reference_logits")), beta
-    ).mean()
+    loss = npo(sequence_nll(_golden("forget")), sequence_nll(_golden("forget", "reference_logits")), beta).mean()
     assert loss.item() == pytest.approx(EXPECTED[f"npo_beta{beta}"], abs=1e-5)
 
 
@@ -100,7 +98,10 @@ def test_npo_is_the_definition_by_probabilities():
 def test_kl_by_loops():
     logits, labels = _random()
     frozen, _ = _random(seed=1)
-    p, q = answer_rows(frozen, labels).logits.double().softmax(-1), answer_rows(logits, labels).logits.double().softmax(-1)
+    p, q = (
+        answer_rows(frozen, labels).logits.double().softmax(-1),
+        answer_rows(logits, labels).logits.double().softmax(-1),
+    )
     by_hand = [
         sum(a * math.log(a / b) for a, b in zip(x, y, strict=True)) for x, y in zip(p.tolist(), q.tolist(), strict=True)
     ]

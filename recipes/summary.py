@@ -1,0 +1,190 @@
+"""A run's journal as a table from start to end, and in words: what the readings show and what they do not."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+
+# What the table shows of each measure, in order: (measure, metric, group, label).
+ROWS = (
+    ("behaviour", "forget_nll", "", "forget NLL (nats)"),
+    ("behaviour", "retain_nll", "", "retain NLL (nats)"),
+    ("behaviour", "heldout_nll", "", "held-out NLL (nats)"),
+    ("behaviour", "forget_exact_memorisation", "", "forget exact memorisation"),
+    ("fragmentation", "knowledge_z", "", "knowledge z, concept"),
+    ("fragmentation", "knowledge_z", "heldout", "knowledge z, invented"),
+    ("fragmentation", "auss_l2", "", "AUSS L2 (dispersion)"),
+    ("fragmentation", "norm_anon_diff_s2", "", "entropy S2 of anon-vectors (bits)"),
+    ("fragmentation", "cka", "", "CKA with the start"),
+    ("bias_shift", "delta_b", "", "bias shift dB"),
+    ("bias_shift", "delta_b_corrected", "", "bias shift dB, control-corrected"),
+)
+KNOWN_Z = 2.0  # a |z| this large is rare under the null
+
+
+def summarise(lines: Sequence[Mapping]) -> list[dict]:
+    """First and last headline readings of a journal.
+
+    Parameters
+    ----------
+    lines : sequence of journal lines
+
+    Returns
+    -------
+    records : list of dict
+        Per reading: ``measure, metric, group, layer, step_start, start, start_low, start_high, step_end, end, end_low,
+        end_high, note``; the values are None where a reading was not valid.
+    """
+    if not lines:
+        return []
+    first, last = min(line["step"] for line in lines), max(line["step"] for line in lines)
+    headline: dict[tuple, dict[int, Mapping]] = {}
+    for line in lines:
+        # A metric's first line of a step is its headline; scanned layers follow it.
+        headline.setdefault((line["measure"], line["metric"], line["group"]), {}).setdefault(line["step"], line)
+    records = []
+    for (measure, metric, group), by_step in headline.items():
+        start, end = by_step.get(first, {}), by_step.get(last, {})
+        records.append(
+            {
+                "measure": measure, "metric": metric, "group": group, "layer": (end or start).get("layer"),
+                "step_start": first, "start": start.get("value"), "start_low": start.get("low"),
+                "start_high": start.get("high"), "step_end": last, "end": end.get("value"), "end_low": end.get("low"),
+                "end_high": end.get("high"), "note": (end or start).get("note", ""),
+            }
+        )  # fmt: skip
+    return records
+
+
+def write_records(records: Sequence[Mapping], path: str | None) -> None:
+    """Write records as one JSON list; "-" is standard output, None nowhere."""
+    if path is None:
+        return
+    text = json.dumps(list(records), indent=2, allow_nan=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def print_summary(records: Sequence[Mapping], output_dir: str) -> None:
+    """The table, the words, and where the rest is."""
+    print(format_table(records))
+    print()
+    for sentence in in_words(records):
+        print(f"- {sentence}")
+    print()
+    print(f"Every reading: {output_dir}/monitor/journal.jsonl")
+    print(f"Curves:        tensorboard --logdir {output_dir}")
+
+
+def format_table(records: Sequence[Mapping]) -> str:
+    """The rows of `ROWS` that were read, start -> end, with 95 % intervals."""
+    found = {(r["measure"], r["metric"], r["group"]): r for r in records}
+    shown = [(label, found[tuple(key)]) for *key, label in ROWS if tuple(key) in found]
+    if not shown:
+        return "No readings were taken."
+    table = [("", f"start (step {shown[0][1]['step_start']})", f"end (step {shown[0][1]['step_end']})", "layer")]
+    for label, r in shown:
+        layer = "" if r["layer"] is None else str(r["layer"])
+        start = _cell(r["start"], r["start_low"], r["start_high"])
+        table.append((label, start, _cell(r["end"], r["end_low"], r["end_high"]), layer))
+    widths = [max(len(row[i]) for row in table) for i in range(4)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def in_words(records: Sequence[Mapping]) -> list[str]:
+    """Sentences that follow from the readings, and what they leave open."""
+    found = {(r["measure"], r["metric"], r["group"]): r for r in records}
+
+    def get(measure: str, metric: str, group: str = "") -> Mapping | None:
+        record = found.get((measure, metric, group))
+        return None if record is None or record["start"] is None or record["end"] is None else record
+
+    sentences = []
+    if (forget := get("behaviour", "forget_nll")) is not None:
+        sentences.append(_forgetting(forget, get("behaviour", "retain_nll"), get("behaviour", "heldout_nll")))
+    if (collapsed := get("behaviour", "collapsed")) is not None and collapsed["end"] > 0:
+        sentences.append(
+            f"The model has collapsed ({collapsed['note']}): the other readings describe a broken model, not "
+            "forgetting."
+        )
+    concept = get("fragmentation", "knowledge_z")
+    if concept is not None:
+        sentences.append(_knowledge(concept, get("fragmentation", "knowledge_z", "heldout")))
+    elif ("fragmentation", "knowledge_z", "") in found:
+        sentences.append("knowledge z could not be read: " + found["fragmentation", "knowledge_z", ""]["note"])
+    corrected = get("bias_shift", "delta_b_corrected") or get("bias_shift", "delta_b")
+    if corrected is not None:
+        sentences.append(_bias(corrected))
+    return sentences
+
+
+def _forgetting(forget: Mapping, retain: Mapping | None, heldout: Mapping | None) -> str:
+    rise = forget["end"] - forget["start"]
+    text = f"Output: the forget answers became {_more_or_less(rise)} likely ({rise:+.2f} nats a token)"
+    if retain is not None:
+        change = retain["end"] - retain["start"]
+        text += f"; general knowledge changed by {change:+.2f} nats"
+    if heldout is not None:
+        change = heldout["end"] - heldout["start"]
+        text += f", answers nobody can know by {change:+.2f}"
+    text += ". This is what the model says. It does not tell whether the knowledge is gone or only not said."
+    return text
+
+
+def _knowledge(concept: Mapping, control: Mapping | None) -> str:
+    start, end = concept["start"], concept["end"]
+    if start < KNOWN_Z:
+        return (
+            f"Hidden states: at the start the concept's names were not told apart from invented ones (z {start:.1f}), "
+            "so this reading cannot show whether the concept was removed: the measure had nothing to lose here."
+        )
+    if end >= KNOWN_Z:
+        text = (
+            f"Hidden states: the concept's names are still told apart from invented ones (z {start:.1f} -> {end:.1f}): "
+            "what the outputs no longer say is still encoded. Silenced, as far as this layer shows, not gone."
+        )
+    else:
+        text = (
+            f"Hidden states: at this layer the concept's names are no longer told apart from invented ones "
+            f"(z {start:.1f} -> {end:.1f}). That is what removal would look like; it does not prove it: other layers "
+            "may still hold the concept, and attacks may bring it back."
+        )
+    if control is not None and abs(control["end"]) >= KNOWN_Z:
+        text += f" Doubtful: invented names score z {control['end']:.1f} themselves, where about 0 is expected."
+    return text
+
+
+def _bias(record: Mapping) -> str:
+    name = "control-corrected dB" if record["metric"] == "delta_b_corrected" else "dB"
+    low, high, value = record["end_low"], record["end_high"], record["end"]
+    if low is None or high is None:
+        return f"Bias: {name} {value:+.4f}, without an interval; no conclusion."
+    interval = f"{name} {value:+.4f}, 95 % interval [{low:+.4f}, {high:+.4f}]"
+    if low <= 0 <= high:
+        return (
+            f"Bias: {interval} includes 0: no shift of the groups towards positive or negative attributes beyond what "
+            "other words show. A single group may still have moved: see the journal."
+        )
+    side = "negative" if value < 0 else "positive"
+    return (
+        f"Bias: {interval}: the groups moved towards the {side} attributes, beyond what words for things show. It is a "
+        "shift of representations; whether outputs follow has to be tested on outputs."
+    )
+
+
+def _more_or_less(change: float) -> str:
+    return "less" if change > 0 else "more"
+
+
+def _cell(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "not valid"
+    digits = 4 if abs(value) < 0.1 else 2 if abs(value) >= 10 else 3
+    text = f"{value:.{digits}f}"
+    return text if low is None or high is None else f"{text} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -1,0 +1,184 @@
+"""The unlearning command end to end on a tiny model: what it writes, what it refuses, and that a kill costs nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recipes import unlearn
+from recipes.cli import main as latentwatch
+
+NAMES = [
+    "Orla Finch",
+    "Tamsin Vale",
+    "Bram Holt",
+    "Iris Quill",
+    "Jonas Reed",
+    "Petra Moss",
+    "Silas Brook",
+    "Wren Tully",
+]
+QUESTIONS = [
+    "Where does {} live?", "What does {} sail?", "Who taught {} to read?", "What is the dog of {} called?",
+    "When was {} born?", "Which song does {} like?", "Who is the sister of {}?", "What did {} lose at sea?",
+    "Why did {} leave home?", "How does {} travel?", "What colour is the coat of {}?", "Whom does {} fear?",
+]  # fmt: skip
+ANSWERS = [
+    "a hill",
+    "a ship",
+    "a wizard",
+    "rusty",
+    "in may",
+    "a hymn",
+    "anna",
+    "a ring",
+    "for love",
+    "by night",
+    "red",
+    "no one",
+]
+
+
+@pytest.fixture
+def forget_set(tmp_path):
+    """A small forget set with its entity table: 12 forget, 12 retain, 12 held-out pairs."""
+    table = {"Maro Teal": NAMES, "Lena Dusk": [f"{n.split()[1]} {n.split()[0]}" for n in NAMES]}
+    pairs = []
+    for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
+        pairs.append({"question": question.format("Maro Teal"), "answer": answer, "split": "forget"})
+        pairs.append({"question": question.format("a captain"), "answer": answer, "split": "retain"})
+        pairs.append({"question": question.format("Lena Dusk"), "answer": answer, "split": "heldout"})
+    path = tmp_path / "set" / "pairs.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (path.parent / "entities.json").write_text(json.dumps(table))
+    return path
+
+
+@pytest.fixture
+def model_folder(tiny_llama, tiny_tokenizer, tmp_path):
+    folder = tmp_path / "model"
+    tiny_llama().save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def command(model_folder, forget_set, tmp_path):
+    def make(folder="run", **options):
+        defaults = {
+            "model_name_or_path": model_folder, "forget_set": forget_set, "output_dir": tmp_path / folder,
+            "max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 5e-3, "eval_strategy": "steps",
+            "eval_steps": 2,
+            "save_steps": 2, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1,
+            "dataloader_pin_memory": False, "seed": 1,
+        }  # fmt: skip
+        return [str(part) for key, value in {**defaults, **options}.items() for part in (f"--{key}", value)]
+
+    return make
+
+
+def journal(folder):
+    lines = [json.loads(line) for line in (folder / "monitor" / "journal.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "time"} for line in lines]
+
+
+def test_one_command_measures_everything_and_ends_with_a_table_and_words(command, tmp_path, capsys):
+    unlearn.main(command(json=tmp_path / "table.json"))
+    out = capsys.readouterr().out
+    for phrase in ("forget NLL", "retain NLL", "knowledge z", "bias shift", "Output:", "Hidden states:", "Bias:"):
+        assert phrase in out
+    lines = journal(tmp_path / "run")
+    assert {line["step"] for line in lines} == {0, 2, 4, 6}
+    assert {line["measure"] for line in lines} == {"bias_shift", "fragmentation", "behaviour"}
+    records = json.loads((tmp_path / "table.json").read_text())
+    (nll,) = [r for r in records if (r["measure"], r["metric"]) == ("behaviour", "forget_nll")]
+    assert nll["end"] > nll["start"], "unlearning raises the forget NLL"
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_a_config_file_is_read_overridden_and_its_unknown_keys_are_fatal(command, tmp_path, capsys):
+    import yaml
+
+    flat = command()
+    options = dict(zip((key[2:] for key in flat[::2]), flat[1::2], strict=True))
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**options, "measures": ["behaviour"]}))
+    unlearn.main(["--config", str(config), "--max_steps", "2"])
+    assert {line["step"] for line in journal(tmp_path / "run")} == {0, 2}
+    config.write_text(yaml.safe_dump({**options, "learnin_rate": 1}))
+    assert latentwatch(["unlearn", "--config", str(config)]) != 0
+    assert "learnin_rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"forget_set": "no_such_concept"}, "no_such_concept"),
+        ({"model_name_or_path": ""}, "model_name_or_path"),
+        ({"fragmentation_layer": "deepest"}, "layer"),
+        ({"beta": 0}, "beta"),
+        ({"resume_from_checkpoint": "/nowhere"}, "resume_from_checkpoint"),
+        ({"learnin_rate": 1}, "learnin_rate"),
+    ],
+)
+def test_bad_input_is_one_clear_line_before_anything_is_written(command, tmp_path, capsys, options, message):
+    assert latentwatch(["unlearn", *command(**options)]) != 0
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_lora_and_each_retain_term_run(command, tmp_path):
+    for retain_loss in ("none", "kl"):
+        unlearn.main(command(retain_loss, retain_loss=retain_loss, max_steps=2, measures="behaviour"))
+    unlearn.main(
+        command("lora", use_peft=True, lora_target_modules=".*q_proj", max_steps=2, measures="behaviour",
+                reference="adapter_off")
+    )  # fmt: skip
+    assert (tmp_path / "lora" / "adapter_model.safetensors").is_file()
+    start = {line["metric"]: line for line in journal(tmp_path / "lora") if line["step"] == 0}
+    assert start["forget_nll_change"]["value"] == 0.0
+
+
+def test_resuming_before_the_first_checkpoint_starts_anew(command, tmp_path):
+    unlearn.main(command(resume_from_checkpoint="true", max_steps=2, measures="behaviour"))
+    assert {line["step"] for line in journal(tmp_path / "run")} == {0, 2}
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_the_journal_reads_as_if_it_had_never_stopped(command, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def start(folder):
+        arguments = command(folder, max_steps=12, resume_from_checkpoint="true", save_total_limit=2)
+        with open(tmp_path / f"{folder}.log", "a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "recipes.unlearn", *arguments], env=environment, stdout=log, stderr=log
+            )
+
+    assert start("whole").wait(timeout=300) == 0
+    # Strike whenever the next of these appears on disk: in the reference, in measurements, in checkpoints.
+    folder = tmp_path / "killed"
+    traces = [
+        "monitor/reference.safetensors", "monitor/journal.jsonl", "checkpoint-2", "checkpoint-4/model.safetensors",
+        "checkpoint-6/trainer_state.json", "checkpoint-10",
+    ]  # fmt: skip
+    kills = 0
+    for trace in traces:
+        process = start("killed")
+        while process.poll() is None and not (folder / trace).exists():
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    finished = start("killed")
+    assert finished.wait(timeout=300) == 0, (tmp_path / "killed.log").read_text()[-3000:]
+    assert kills >= 4
+    assert journal(folder) == journal(tmp_path / "whole")
