@@ -15,7 +15,6 @@ from pathlib import Path
 
 from accelerate import PartialState
 from peft import PeftModel
-from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from monitor.callback import FOLDER, Monitor
@@ -28,6 +27,7 @@ from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.concepts import concept_path
 from recipes.models import load_model, load_tokenizer
 from recipes.summary import print_summary, summarise, write_records
+from trainers.checkpoints import last_complete_checkpoint
 from trainers.npo import NPOTrainer
 from trainers.npo_config import NPOConfig
 
@@ -162,7 +162,7 @@ def model_options(model_arguments: ModelConfig) -> dict:
 
 
 def find_checkpoint(training: NPOConfig) -> str | None:
-    """The checkpoint to resume from: a path, or the newest of the output directory for "true".
+    """The checkpoint to resume from: a path, or the newest complete one of the output directory for "true".
 
     A run that was stopped before its first checkpoint starts anew, so that one command always continues.
     """
@@ -173,9 +173,9 @@ def find_checkpoint(training: NPOConfig) -> str | None:
         if not Path(wanted).is_dir():
             raise ValueError(f"`resume_from_checkpoint`: no such folder: {wanted}. Give a checkpoint folder, or true.")
         return str(wanted)
-    newest = get_last_checkpoint(training.output_dir) if Path(training.output_dir).is_dir() else None
+    newest = last_complete_checkpoint(training.output_dir)
     if newest is None:
-        logger.warning("No checkpoint in %s yet: the run starts at its first step.", training.output_dir)
+        logger.warning("No complete checkpoint in %s yet: the run starts at its first step.", training.output_dir)
     return newest
 
 

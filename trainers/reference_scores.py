@@ -38,6 +38,9 @@ class ReferenceScores:
         self.nll: dict[str, float] = {}
         self.log_probs: dict[str, Tensor] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self.nll or self.log_probs)
+
     def missing(self, nll: Iterable[Example], log_probs: Iterable[Example]) -> tuple[list[Example], list[Example]]:
         """Those of the examples, without repeats, whose NLL, and whose distribution, is not known yet."""
         return (

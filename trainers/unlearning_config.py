@@ -54,9 +54,10 @@ class UnlearningConfig(TrainingArguments):
                 f"`label_smoothing_factor` must be 0, got {self.label_smoothing_factor}: the losses are defined on "
                 "the answer's own tokens"
             )
-        if self.train_sampling_strategy not in ("random", "sequential"):
+        sampling = getattr(self, "train_sampling_strategy", "random")  # absent in earlier releases of transformers 5
+        if sampling not in ("random", "sequential"):
             raise ValueError(
-                f"`train_sampling_strategy` must be 'random' or 'sequential', got {self.train_sampling_strategy!r}: "
+                f"`train_sampling_strategy` must be 'random' or 'sequential', got {sampling!r}: "
                 "an example is a forget pair and a retain pair and has no single length to group by"
             )
         if self.max_length is not None and self.max_length < 2:

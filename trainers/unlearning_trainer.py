@@ -59,12 +59,13 @@ class UnlearningTrainer(Trainer):
     first forward; each batch then contributes its own numerator. 1 × 8 accumulated, 8 × 1 and two ranks of 4 hence
     give the same update, also where answers differ in length, which a mean of batch means does not.
 
-    **Reference.** The scores are read from the weights in memory when training begins and written to
+    **Reference.** The scores are read from the weights in memory before the first step and written to
     ``<output_dir>/reference_scores.safetensors``. A resumed run reads that file; it never takes trained weights for
     the reference. With PEFT the reference is the model with its adapters off.
 
     **Evaluation.** ``eval_loss`` is the training objective over the evaluation pairs, exact whatever the batch size
-    (the Trainer's own mean of batch means is not), next to ``eval_<term>``.
+    (the Trainer's own mean of batch means is not), next to ``eval_<term>``. Retain terms are read on the retain pairs
+    that epoch 0 gives to the evaluation pairs.
     """
 
     # The loss is normalised over the accumulated batch in `compute_loss`.
@@ -101,7 +102,7 @@ class UnlearningTrainer(Trainer):
 
         if peft_config is not None:
             model = _with_adapters(model, peft_config)
-        if is_peft_model(model) and args.activation_checkpointing:
+        if is_peft_model(model) and _checkpoints_activations(args):
             # Without it checkpointed blocks see no input that needs a gradient, and the adapters train nothing.
             model.enable_input_require_grads()
         if args.disable_dropout:
@@ -123,10 +124,13 @@ class UnlearningTrainer(Trainer):
                 "with `torchrun` or `accelerate launch`, or show one GPU by CUDA_VISIBLE_DEVICES"
             )
         self.add_callback(PairByEpoch(train_pairs))
+        # transformers before 5.19 asks this instead of `loss_is_scaled_for_ga`.
+        self.model_accepts_loss_kwargs = True
 
         self.reference = ReferenceScores()
         evaluated = eval_pairs.values() if isinstance(eval_pairs, dict) else [eval_pairs]
-        self._unmeasured: list[ForgetRetainPairs] = [train_pairs, *evaluated]
+        self._pair_sets: list[ForgetRetainPairs] = [train_pairs, *evaluated]
+        self._reference_is_complete = False
         self._weights_are_initial = True
         self._logged: dict[str, Tensor] = {}  # term -> [sum, count] since the last log
         self._evaluated: list[dict[str, Tensor]] = []  # term -> [B, (value, count)], batch by batch
@@ -156,6 +160,8 @@ class UnlearningTrainer(Trainer):
             totals, ranks = _count([inputs]), 1
         loss = sum(term.weight * term.values.sum() / totals[term.part, term.per] for term in _trained(terms))
         if model.training:
+            if self._weights_are_initial and self.args.should_save and self.reference:
+                self.reference.save(Path(self.args.output_dir) / FILE_NAME)
             self._weights_are_initial = False
             self._keep_for_log(terms, _count([inputs]))
         # The ranks' gradients are averaged, the totals already hold all ranks.
@@ -215,7 +221,8 @@ class UnlearningTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset=None):
         if eval_dataset is not None and not isinstance(eval_dataset, (str, ForgetRetainPairs)):
             eval_dataset = self._pairs(eval_dataset, "eval_dataset")
-            self._unmeasured.append(eval_dataset)
+            self._pair_sets.append(eval_dataset)
+            self._reference_is_complete = False
         return super().get_eval_dataloader(eval_dataset)
 
     # The reference
@@ -232,15 +239,16 @@ class UnlearningTrainer(Trainer):
             self.model._is_accelerate_prepared = False
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    def _wanted_scores(self) -> tuple[list[Example], list[Example]]:
+        needs = [self.reference_needs(pairs) for pairs in self._pair_sets]
+        return [example for need in needs for example in need[0]], [example for need in needs for example in need[1]]
+
     def _measure_reference(self) -> None:
         """Read the scores that the pairs seen so far lack."""
-        if not self._unmeasured:
+        if self._reference_is_complete:
             return
-        needs = [self.reference_needs(pairs) for pairs in self._unmeasured]
-        nll, log_probs = self.reference.missing(
-            [example for need in needs for example in need[0]], [example for need in needs for example in need[1]]
-        )
-        self._unmeasured = []
+        nll, log_probs = self.reference.missing(*self._wanted_scores())
+        self._reference_is_complete = True
         if not nll and not log_probs:
             return
         bare = self._bare_model()
@@ -252,6 +260,7 @@ class UnlearningTrainer(Trainer):
         elif not self._weights_are_initial:
             frozen = None
         if frozen is None:
+            self._pair_sets.pop()  # the late one: the others can still be evaluated
             raise RuntimeError(
                 f"{len(nll) + len(log_probs)} pairs have no reference scores, and the weights that they would be read "
                 "from have been trained since. Give these pairs as `eval_dataset` when the trainer is built"
@@ -265,14 +274,11 @@ class UnlearningTrainer(Trainer):
                 max_bytes=self.args.reference_max_bytes,
                 progress=None if self.args.disable_tqdm or not self.is_world_process_zero() else "reference scores",
             )
-        if self.args.should_save:
-            self.reference.save(Path(self.args.output_dir) / FILE_NAME)
 
     def _load_reference(self, checkpoint: str | bool) -> None:
         self._weights_are_initial = False
-        wanted = [self.reference_needs(pairs) for pairs in self._unmeasured]
-        nll, log_probs = [e for need in wanted for e in need[0]], [e for need in wanted for e in need[1]]
-        if not any(self.reference.missing(nll, log_probs)):
+        nll, log_probs = self._wanted_scores()
+        if not nll and not log_probs:
             return
         folders = [] if checkpoint is True else [Path(checkpoint).absolute().parent]
         folders.append(Path(self.args.output_dir).absolute())
@@ -283,14 +289,15 @@ class UnlearningTrainer(Trainer):
                 f"{FILE_NAME} in {' or '.join(map(str, dict.fromkeys(folders)))}. They cannot be read from trained "
                 "weights: put the file back, or start again without resuming"
             )
-        self.reference = ReferenceScores.load(found)
-        lacking = sum(map(len, self.reference.missing(nll, log_probs)))
+        stored = ReferenceScores.load(found)
+        lacking = sum(map(len, stored.missing(nll, log_probs)))
         if lacking:
             raise ValueError(
                 f"{found} lacks the scores of {lacking} pairs: data, tokenizer or loss differ from the run that is to "
                 "be resumed. Use those of that run, or start again without resuming"
             )
-        self._unmeasured = []
+        self.reference = stored  # in place of what an evaluation may have read from the weights of this process
+        self._reference_is_complete = True
         if self.args.should_save and found.parent != folders[-1]:
             self.reference.save(folders[-1] / FILE_NAME)
 
@@ -349,6 +356,11 @@ def _with_adapters(model: nn.Module, peft_config: PeftConfig) -> nn.Module:
     if is_peft_model(model):
         raise ValueError("`peft_config` was given and `model` is a PeftModel already; give only one of the two")
     return get_peft_model(model, peft_config)
+
+
+def _checkpoints_activations(args: UnlearningConfig) -> bool:
+    # The second is the name in earlier releases of transformers 5.
+    return bool(getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None))
 
 
 def _length_limit(model: nn.Module, max_length: int | None) -> int | None:

@@ -156,6 +156,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(build, save_steps):
     measured = stopped.reference.nll
 
     resumed = build("stopped", seed=5, **settings)  # other initial weights: they must not become the reference
+    resumed.evaluate()  # reads other scores, which must give way too
     resumed.train(resume_from_checkpoint=str(Path(resumed.args.output_dir) / f"checkpoint-{save_steps}"))
     assert _weights(resumed).equal(_weights(whole))
     assert _losses(resumed) == _losses(whole)
@@ -210,8 +211,10 @@ def test_pairs_that_come_too_late_for_a_reference(build):
     assert trainer.evaluate(late)["eval_npo_loss"] > 0  # not too late yet
     trainer.train()
     trainer.evaluate(late)
-    with pytest.raises(RuntimeError, match="1 pairs have no reference scores.*`eval_dataset`"):
-        trainer.evaluate([{"question": "w42", "answer": "w43"}])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="1 pairs have no reference scores.*`eval_dataset`"):
+            trainer.evaluate([{"question": "w42", "answer": "w43"}])
+    assert trainer.evaluate()["eval_npo_loss"] > 0
 
 
 def test_the_run_uses_no_random_numbers_for_the_reference(build):
