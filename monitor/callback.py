@@ -296,7 +296,7 @@ class Monitor(TrainerCallback):
 
 
 class BiasShiftCallback(Monitor):
-    """A `Monitor` of bias shift alone; `stimuli` and measure options as in `BiasShift`, the rest as in `Monitor`."""
+    """A `Monitor` of bias shift alone; `stimuli` and options as in `BiasShift`, the rest as in `Monitor`."""
 
     def __init__(
         self, stimuli=None, *, reference="initial", every="eval", at_start=True, at_end=True, **options
@@ -306,14 +306,14 @@ class BiasShiftCallback(Monitor):
 
 
 class FragmentationCallback(Monitor):
-    """A `Monitor` of fragmentation alone; `pairs` and measure options as in `Fragmentation`, the rest as in `Monitor`."""
+    """A `Monitor` of fragmentation alone; `pairs` and options as in `Fragmentation`, the rest as in `Monitor`."""
 
     def __init__(self, pairs, *, reference="initial", every="eval", at_start=True, at_end=True, **options) -> None:
         super().__init__(Fragmentation(pairs, **options), reference, every, at_start=at_start, at_end=at_end)
 
 
 class BehaviourCallback(Monitor):
-    """A `Monitor` of behaviour alone; `pairs` and measure options as in `Behaviour`, the rest as in `Monitor`."""
+    """A `Monitor` of behaviour alone; `pairs` and options as in `Behaviour`, the rest as in `Monitor`."""
 
     def __init__(self, pairs, *, reference="initial", every="eval", at_start=True, at_end=True, **options) -> None:
         super().__init__(Behaviour(pairs, **options), reference, every, at_start=at_start, at_end=at_end)

@@ -22,8 +22,8 @@ def find_writer(trainer):
 
 
 def write_scalars(writer, readings: Sequence[Reading], step: int) -> None:
-    """One scalar a reading that has a value: ``measure/metric[/group]``, and ``.../layer_<i>`` for layers scanned beside
-    the headline one (the first of its name)."""
+    """One scalar a valid reading: ``measure/metric[/group]``, and ``.../layer_<i>`` for the layers scanned beside the
+    headline one (the first of its name)."""
     seen: set[str] = set()
     for reading in readings:
         if not reading.valid:

