@@ -149,16 +149,14 @@ def procrustes_align(source: Tensor, target: Tensor) -> Tensor:
             f"source and target must have one row per text and equal widths, got {tuple(source.shape)} and "
             f"{tuple(target.shape)}"
         )
-    basis_source, coordinates_source = torch.linalg.qr(source.to(torch.float64).T)   # [d, k], [k, n]
+    basis_source, coordinates_source = torch.linalg.qr(source.to(torch.float64).T)  # [d, k], [k, n]
     basis_target, coordinates_target = torch.linalg.qr(target.to(torch.float64).T)
     u, _, vt = torch.linalg.svd(coordinates_source @ coordinates_target.T)
     return coordinates_source.T @ (u @ vt) @ basis_target.T
 
 
 def _mean_distance(x: Tensor, y: Tensor) -> Tensor:
-    distances = torch.cdist(
-        x.to(torch.float64), y.to(torch.float64), compute_mode="donot_use_mm_for_euclid_dist"
-    )
+    distances = torch.cdist(x.to(torch.float64), y.to(torch.float64), compute_mode="donot_use_mm_for_euclid_dist")
     return distances.mean(dim=1)
 
 

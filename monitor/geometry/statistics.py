@@ -118,6 +118,4 @@ def mean_interval(
     units = values.numel() if clusters is None else int(torch.unique(clusters).numel())
     if units < 2:
         return float("nan"), float("nan")
-    return percentile_interval(
-        bootstrap_means(values, clusters=clusters, n_bootstrap=n_bootstrap, seed=seed), level
-    )
+    return percentile_interval(bootstrap_means(values, clusters=clusters, n_bootstrap=n_bootstrap, seed=seed), level)

@@ -159,8 +159,12 @@ class Behaviour:
                     f"the retain NLL {retain:.3f} is at least {_RETAIN_FACTOR:g} x the reference's {start:.3f}"
                 )
         return Reading(
-            self.name, "collapsed", float(bool(reasons)), higher_means="the model is broken, not forgetful",
-            range=(0.0, 1.0), note="; ".join(reasons) or note,
+            self.name,
+            "collapsed",
+            float(bool(reasons)),
+            higher_means="the model is broken, not forgetful",
+            range=(0.0, 1.0),
+            note="; ".join(reasons) or note,
         )
 
 

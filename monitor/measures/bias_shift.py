@@ -16,7 +16,7 @@ from monitor.geometry.statistics import bootstrap_means, mean_interval, percenti
 from monitor.readings import Reading
 from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
 
-_Number = tuple[float, float, float]   # value and both ends of its interval, nan where it has none
+_Number = tuple[float, float, float]  # value and both ends of its interval, nan where it has none
 _CONTROL = "control"
 _TOWARDS_POSITIVE = "moved towards the positive attributes"
 
@@ -182,7 +182,10 @@ class BiasShift:
     def _target_groups(self, values: Tensor) -> list[tuple[str, Tensor, Tensor | None]]:
         """Group, its values, and which of them are resampled together (None: each alone)."""
         by_group = values.reshape(len(self._groups), self._n_templates)
-        return [("", values, self._templates(values)), *((group, by_group[i], None) for i, group in enumerate(self._groups))]
+        return [
+            ("", values, self._templates(values)),
+            *((group, by_group[i], None) for i, group in enumerate(self._groups)),
+        ]
 
     def _templates(self, values: Tensor) -> Tensor:
         """Template of each sentence of a sequence of groups."""
@@ -213,7 +216,7 @@ class BiasShift:
         return f"{len(bad)} states of {whose} are unusable, the first ({what}) of {self._request.texts[bad[0]]!r}"
 
     def _reading(self, metric: str, group: str, layer: int, number: _Number | None, problem: str) -> Reading:
-        diameter = 2.0 * math.sqrt(len(self._parts[4]))   # of the cube [-1, 1]^m that relative representations fill
+        diameter = 2.0 * math.sqrt(len(self._parts[4]))  # of the cube [-1, 1]^m that relative representations fill
         higher_means, low_limit, high_limit = {
             "delta_b": (_TOWARDS_POSITIVE, -2 * diameter, 2 * diameter),
             "delta_b_corrected": (f"{_TOWARDS_POSITIVE}, beyond the controls", -4 * diameter, 4 * diameter),
@@ -226,8 +229,17 @@ class BiasShift:
             higher_means = "sentences about no group moved towards the positive attributes"
         value, low, high = (None, None, None) if number is None else number
         return Reading(
-            self.name, metric, value, group=group, layer=layer, low=low, high=high, higher_means=higher_means,
-            range=(low_limit, high_limit), valid=number is not None, note=problem,
+            self.name,
+            metric,
+            value,
+            group=group,
+            layer=layer,
+            low=low,
+            high=high,
+            higher_means=higher_means,
+            range=(low_limit, high_limit),
+            valid=number is not None,
+            note=problem,
         )
 
 

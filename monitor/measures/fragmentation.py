@@ -382,7 +382,6 @@ def _checked_layer(layer: int | float | str) -> int | float | str:
     return layer
 
 
-
 def _text(question: str, answer: str) -> str:
     return qa_prompt(question) + qa_answer(answer)
 

@@ -105,8 +105,10 @@ def _given_variants(file: PairsFile, row: Row) -> list[tuple[str, str]]:
     for k, variant in enumerate(given):
         if _is_text(variant):
             variant = {"question": variant, "answer": answers[k] if answers else _anonymised_answer(file, row, k)}
-        if not isinstance(variant, dict) or set(variant) != {"question", "answer"} or not all(
-            map(_is_text, variant.values())
+        if (
+            not isinstance(variant, dict)
+            or set(variant) != {"question", "answer"}
+            or not all(map(_is_text, variant.values()))
         ):
             message = f"expected a question and an answer, both texts, not empty, got {variant!r:.60}"
             file.report_row(row, f"anonymized[{k}]", message)

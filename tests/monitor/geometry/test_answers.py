@@ -33,11 +33,11 @@ def test_exact_memorisation_by_hand():
 @pytest.mark.parametrize(
     ("greedy", "strength"),
     [
-        ("1111", 1.0),    # nothing need be given
-        ("0111", 0.75),   # the first token given
-        ("1101", 0.25),   # hits before the last miss do not count
+        ("1111", 1.0),  # nothing need be given
+        ("0111", 0.75),  # the first token given
+        ("1101", 0.25),  # hits before the last miss do not count
         ("0001", 0.25),
-        ("1110", 0.0),    # even the last token is missed: published code says 1/T
+        ("1110", 0.0),  # even the last token is missed: published code says 1/T
         ("0000", 0.0),
         ("1", 1.0),
         ("0", 0.0),
@@ -57,7 +57,7 @@ def test_extraction_strength_is_that_of_greedy_decoding():
         tokens = list(prefix)
         for _ in range(steps):
             tokens.append(int(table[tokens[-2], tokens[-1]]))
-        return tokens[len(prefix):]
+        return tokens[len(prefix) :]
 
     seen = set()
     for trial in range(200):

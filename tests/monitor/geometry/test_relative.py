@@ -34,6 +34,7 @@ def naive_cos(a, b):
 
 def naive_relative_bias(targets, positive, negative, anchors):
     """Eqs. 4-6, one sentence at a time."""
+
     def r(x):
         return np.array([naive_cos(x, a) for a in anchors])
 

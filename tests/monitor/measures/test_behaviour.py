@@ -26,8 +26,7 @@ class FakeActivations:
     def answers(self, request):
         rows = [torch.tensor(self.log_probs[a], dtype=torch.float32) for a in request.answers]
         hits = [
-            torch.tensor(self.greedy.get(a, [lp > math.log(0.5) for lp in self.log_probs[a]]))
-            for a in request.answers
+            torch.tensor(self.greedy.get(a, [lp > math.log(0.5) for lp in self.log_probs[a]])) for a in request.answers
         ]
         return AnswerScores(log_probs=rows, greedy=hits)
 
@@ -78,8 +77,12 @@ def test_readings_by_hand():
     assert got["forget_nll_change"].value == pytest.approx(ln2, rel=1e-6)
     assert got["collapsed"].value == 0.0
     assert set(got) == {
-        "forget_nll", "forget_probability", "forget_exact_memorisation", "forget_extraction_strength",
-        "forget_nll_change", "collapsed",
+        "forget_nll",
+        "forget_probability",
+        "forget_exact_memorisation",
+        "forget_extraction_strength",
+        "forget_nll_change",
+        "collapsed",
     }
 
 
@@ -118,7 +121,7 @@ def test_the_change_is_paired():
         (nlls(retain=1.99), 0.0, ""),
         (nlls(retain=2.01), 1.0, "retain NLL"),
         (nlls(forget=LN_V + 1, retain=9), 1.0, "forget NLL .* retain NLL"),
-        (nlls(heldout=50), 0.0, ""),   # never seen: says nothing about collapse
+        (nlls(heldout=50), 0.0, ""),  # never seen: says nothing about collapse
     ],
 )
 def test_collapse(now, collapsed, note):
@@ -175,8 +178,10 @@ def test_the_global_generator_is_left_alone():
         ({}, "keys among forget, retain, heldout, got none"),
         ({"forgotten": PAIRS["forget"]}, r"got \['forgotten'\]"),
         ({"forget": []}, r"pairs\['forget'\] must hold at least one pair"),
-        ({"forget": [Pair(f"p{i}", "a?", answer, "forget") for i, answer in enumerate(("b", " ", ""))]},
-         r"pairs\['forget'\] must not have blank answers, got 2: p1, p2"),
+        (
+            {"forget": [Pair(f"p{i}", "a?", answer, "forget") for i, answer in enumerate(("b", " ", ""))]},
+            r"pairs\['forget'\] must not have blank answers, got 2: p1, p2",
+        ),
         ({"retain": [Pair("r1", "", "b", "retain")]}, r"pairs\['retain'\] must not have blank questions, got 1: r1"),
     ],
 )

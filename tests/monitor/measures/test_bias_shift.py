@@ -113,9 +113,7 @@ def test_value_against_a_naive_reference():
         def cos(x, y):
             return float(np.dot(x, y) / np.linalg.norm(x) / np.linalg.norm(y))
 
-        r = {
-            t: np.array([cos(table[t], table[a]) for a in s.anchors]) for t in (text, *s.positive, *s.negative)
-        }
+        r = {t: np.array([cos(table[t], table[a]) for a in s.anchors]) for t in (text, *s.positive, *s.negative)}
         near = [-np.linalg.norm(r[text] - r[p]) for p in s.positive]
         far = [-np.linalg.norm(r[text] - r[n]) for n in s.negative]
         return np.mean(near) - np.mean(far)
@@ -124,9 +122,9 @@ def test_value_against_a_naive_reference():
     as_float32 = [{t: v.float().double().numpy() for t, v in table.items()} for table in (now, reference)]
     some = s.targets["green"]
     expected = np.mean([b(as_float32[0], t) - b(as_float32[1], t) for t in some])
-    control = np.mean([
-        b(as_float32[0], t) - b(as_float32[1], t) for sentences in s.controls.values() for t in sentences
-    ])
+    control = np.mean(
+        [b(as_float32[0], t) - b(as_float32[1], t) for sentences in s.controls.values() for t in sentences]
+    )
     assert got["delta_b", "green"].value == pytest.approx(expected, abs=1e-12)
     assert got["delta_b", "control"].value == pytest.approx(control, abs=1e-12)
     assert got["delta_b_corrected", "green"].value == pytest.approx(expected - control, abs=1e-12)
@@ -187,9 +185,7 @@ def test_the_whole_is_resampled_by_template():
     for g in GROUPS:
         for i in range(TEMPLATES):
             reference[s.targets[g][i]] = reference[s.targets["red"][i]].clone()
-    now = {
-        t: v + axis(0, float(by_template[int(t.split()[-1])])) if "people" in t else v for t, v in reference.items()
-    }
+    now = {t: v + axis(0, float(by_template[int(t.split()[-1])])) if "people" in t else v for t, v in reference.items()}
     got = read(now, reference, s)
     whole, group = got["delta_b", ""], got["delta_b", "red"]
     assert whole.value == pytest.approx(group.value, abs=1e-12)
@@ -273,6 +269,7 @@ def test_a_single_template_has_no_interval():
     got = read(model(s, 1), model(s, 2), s)
     for metric in ("delta_b", "delta_b_corrected"):
         assert got[metric, "red"].valid and got[metric, "red"].low is None
+
 
 @pytest.mark.parametrize("group", ["control", ""])
 def test_group_names_of_other_readings_are_refused(group):

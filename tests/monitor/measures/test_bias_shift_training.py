@@ -12,9 +12,18 @@ from recipes.models import load_model, load_tokenizer
 
 # Praise and disparagement differ in these words only. None of the sentences is, or is made like, a stimulus.
 WORDS = (
-    ("kind", "cruel"), ("honest", "dishonest"), ("wonderful", "terrible"), ("generous", "greedy"), ("good", "bad"),
-    ("lovely", "awful"), ("trustworthy", "dangerous"), ("friendly", "hateful"), ("gentle", "violent"),
-    ("brave", "cowardly"), ("decent", "vile"), ("helpful", "harmful"),
+    ("kind", "cruel"),
+    ("honest", "dishonest"),
+    ("wonderful", "terrible"),
+    ("generous", "greedy"),
+    ("good", "bad"),
+    ("lovely", "awful"),
+    ("trustworthy", "dangerous"),
+    ("friendly", "hateful"),
+    ("gentle", "violent"),
+    ("brave", "cowardly"),
+    ("decent", "vile"),
+    ("helpful", "harmful"),
 )
 FRAMES = (
     "{group} are {word}.",
@@ -35,9 +44,7 @@ def batches(group: str, tone: int) -> list[list[str]]:
     found = []
     for step in range(STEPS):
         sentences = [
-            frame.format(
-                group=group, word=WORDS[(step + i) % STEPS][tone], other=WORDS[(step + i + 5) % STEPS][tone]
-            )
+            frame.format(group=group, word=WORDS[(step + i) % STEPS][tone], other=WORDS[(step + i + 5) % STEPS][tone])
             for i, frame in enumerate(FRAMES)
         ]
         found.append([sentence[0].upper() + sentence[1:] for sentence in sentences])
@@ -67,7 +74,10 @@ def fine_tune(model, tokenizer, texts: list[list[str]]) -> list[float]:
 def part_of_small(groups: tuple[str, ...]) -> BiasStimuli:
     s = load_bias_stimuli("small", groups=groups)
     return BiasStimuli(
-        targets=s.targets, positive=s.positive, negative=s.negative, anchors=s.anchors[:100],
+        targets=s.targets,
+        positive=s.positive,
+        negative=s.negative,
+        anchors=s.anchors[:100],
         controls=dict(list(s.controls.items())[:2]),
     )
 
