@@ -1,15 +1,45 @@
 """Watch what a language model still encodes while it is being trained."""
 
-from monitor.activations import Activations, Answers, States, measure_activations
-from monitor.callback import BehaviourCallback, BiasShiftCallback, FragmentationCallback, Monitor
-from monitor.journal import Journal
-from monitor.measures.behaviour import Behaviour
-from monitor.measures.bias_shift import BiasShift
-from monitor.measures.fragmentation import Fragmentation
-from monitor.measures.measure import Measure
-from monitor.readings import Reading
-from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
-from monitor.stimuli.forget_set import ForgetSet, Pair, load_forget_set
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monitor.activations import Activations, Answers, States, measure_activations
+    from monitor.callback import BehaviourCallback, BiasShiftCallback, FragmentationCallback, Monitor
+    from monitor.journal import Journal
+    from monitor.measures.behaviour import Behaviour
+    from monitor.measures.bias_shift import BiasShift
+    from monitor.measures.fragmentation import Fragmentation
+    from monitor.measures.measure import Measure
+    from monitor.readings import Reading
+    from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
+    from monitor.stimuli.forget_set import ForgetSet, Pair, load_forget_set
+
+# Imported when first used: checking a forget set or listing models needs neither torch nor transformers, which take
+# seconds to import.
+_HOME = {
+    "Activations": "monitor.activations",
+    "Answers": "monitor.activations",
+    "Behaviour": "monitor.measures.behaviour",
+    "BehaviourCallback": "monitor.callback",
+    "BiasShift": "monitor.measures.bias_shift",
+    "BiasShiftCallback": "monitor.callback",
+    "BiasStimuli": "monitor.stimuli.bias",
+    "ForgetSet": "monitor.stimuli.forget_set",
+    "Fragmentation": "monitor.measures.fragmentation",
+    "FragmentationCallback": "monitor.callback",
+    "Journal": "monitor.journal",
+    "Measure": "monitor.measures.measure",
+    "Monitor": "monitor.callback",
+    "Pair": "monitor.stimuli.forget_set",
+    "Reading": "monitor.readings",
+    "States": "monitor.activations",
+    "load_bias_stimuli": "monitor.stimuli.bias",
+    "load_forget_set": "monitor.stimuli.forget_set",
+    "measure_activations": "monitor.activations",
+}
 
 __all__ = [
     "Activations",
@@ -32,3 +62,9 @@ __all__ = [
     "load_forget_set",
     "measure_activations",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'monitor' has no attribute {name!r}")

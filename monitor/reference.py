@@ -18,15 +18,9 @@ import torch
 from torch import nn
 
 from monitor.activations import DEFAULT_TOKEN_BUDGET, Activations, Answers, States, plan_activations, run_plan
+from monitor.cache import cache_folder
 from monitor.plan import Plan
 from monitor.ranks import everywhere, rank
-
-
-def cache_folder() -> Path:
-    """The user's cache: ``LATENTWATCH_CACHE``, else ``XDG_CACHE_HOME/latentwatch``, else ``~/.cache/latentwatch``."""
-    if path := os.environ.get("LATENTWATCH_CACHE"):
-        return Path(path)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "latentwatch"
 
 
 def load_stored(path: str | os.PathLike, plan: Plan) -> Activations:

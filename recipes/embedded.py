@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from monitor.cache import cache_folder
+
 CONVERSION = 1  # part of the folder's name: raise it when a conversion below changes, and old folders are left alone
 
 
@@ -88,19 +90,9 @@ EMBEDDED = (
 )
 
 
-def cache_root() -> Path:
-    """Folder of everything this package caches: `LATENTWATCH_CACHE`, else `XDG_CACHE_HOME/latentwatch`, else
-    `~/.cache/latentwatch`."""
-    if own := os.environ.get("LATENTWATCH_CACHE"):
-        return Path(own).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser() / "latentwatch"
-    return Path.home() / ".cache" / "latentwatch"
-
-
 def cached_folder(model: EmbeddedModel) -> Path:
     """Where the converted model is, or would be. The folder exists only when it is complete."""
-    return cache_root() / "models" / f"{model.name}-{model.version}-{CONVERSION}"
+    return cache_folder() / "models" / f"{model.name}-{model.version}-{CONVERSION}"
 
 
 def fetch(model: EmbeddedModel) -> Path:

@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 
 from monitor import reference as reference_module
 from monitor.activations import States, measure_activations
-from monitor.reference import adapter_off, cache_folder, load_stored, other_reference, weights_fingerprint
+from monitor.reference import adapter_off, load_stored, other_reference, weights_fingerprint
 
 TEXTS = ("the wizard went to the school", "who is the captain", "the ship")
 REQUEST = States(TEXTS, (0.5, -1))
@@ -95,11 +95,3 @@ def test_the_fingerprint_sees_any_bit_and_any_order(tiny_llama, dtype):
         weight = swapped.model.layers[2].mlp.up_proj.weight
         weight[[0, 1]] = weight[[1, 0]].clone()
     assert len({fingerprint, weights_fingerprint(bumped), weights_fingerprint(swapped)}) == 3
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("LATENTWATCH_CACHE", str(tmp_path / "a"))
-    assert cache_folder() == tmp_path / "a"
-    monkeypatch.delenv("LATENTWATCH_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
-    assert cache_folder() == tmp_path / "b" / "latentwatch"

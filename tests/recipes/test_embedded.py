@@ -18,8 +18,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel
 
+from monitor.cache import cache_folder
 from recipes import embedded
-from recipes.embedded import EMBEDDED, EmbeddedModel, ModelError, cache_root, cached_folder, fetch
+from recipes.embedded import EMBEDDED, EmbeddedModel, ModelError, cached_folder, fetch
 
 
 @pytest.fixture(autouse=True)
@@ -69,19 +70,8 @@ def fake_model(index: Path, members: dict[str, bytes] | None = None, **changes) 
 
 def entries() -> list[str]:
     """What the cache holds besides locks."""
-    folder = cache_root() / "models"
+    folder = cache_folder() / "models"
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.is_dir() else []
-
-
-def test_cache_root_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("LATENTWATCH_CACHE", str(tmp_path / "own"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_root() == tmp_path / "own"
-    monkeypatch.delenv("LATENTWATCH_CACHE")
-    assert cache_root() == tmp_path / "xdg" / "latentwatch"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_root() == tmp_path / "home" / ".cache" / "latentwatch"
 
 
 def test_fetches_once_and_is_offline_afterwards(own_cache_and_index, monkeypatch, capfd):
