@@ -66,6 +66,10 @@ class BiasShift:
     ``delta_b_corrected`` targets and controls are resampled independently. They speak of other sentences like these,
     not of other training runs. Against itself every shift is exactly 0 with the interval [0, 0].
 
+    ``delta_b`` alone is no verdict on a group: whatever is trained on moves all sentences, attributes and anchors
+    included, and in short trainings by more than the tone of what is said of the group. Read the corrected value with
+    its interval, or compare with a run that differs only in what is suspected.
+
     Source: arXiv 2609.10060, Eqs. 2-7 and Sec. 4.5; intervals and the control are additions.
     """
 

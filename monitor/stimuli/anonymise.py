@@ -61,8 +61,8 @@ def find_entities(text: str, entities: Iterable[str]) -> list[tuple[int, int, st
     the first to occur.
     """
     taken: list[tuple[int, int, str]] = []
-    for entity in sorted(entities, key=lambda e: (-len(e), e)):
-        for match in _pattern(entity).finditer(text):
+    for entity, pattern in _longest_first(tuple(entities)):
+        for match in pattern.finditer(text):
             start, stop = match.span()
             apart = all(stop <= other_start or other_stop <= start for other_start, other_stop, _ in taken)
             if apart and _is_whole(text, start, stop):
@@ -70,7 +70,11 @@ def find_entities(text: str, entities: Iterable[str]) -> list[tuple[int, int, st
     return sorted(taken)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16)
+def _longest_first(entities: tuple[str, ...]) -> list[tuple[str, re.Pattern[str]]]:
+    return [(entity, _pattern(entity)) for entity in sorted(entities, key=lambda e: (-len(e), e))]
+
+
 def _pattern(entity: str) -> re.Pattern[str]:
     words = [re.escape(word) for word in unicodedata.normalize("NFC", entity).split()]
     if not words:

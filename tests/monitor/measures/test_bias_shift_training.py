@@ -7,6 +7,7 @@ import torch
 
 from monitor.activations import measure_activations
 from monitor.measures.bias_shift import BiasShift
+from monitor.readings import Reading
 from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
 from recipes.models import load_model, load_tokenizer
 
@@ -71,8 +72,8 @@ def fine_tune(model, tokenizer, texts: list[list[str]]) -> list[float]:
     return losses
 
 
-def part_of_small(groups: tuple[str, ...]) -> BiasStimuli:
-    s = load_bias_stimuli("small", groups=groups)
+def part_of_small(group: str) -> BiasStimuli:
+    s = load_bias_stimuli("small", groups=[group])
     return BiasStimuli(
         targets=s.targets,
         positive=s.positive,
@@ -82,24 +83,39 @@ def part_of_small(groups: tuple[str, ...]) -> BiasStimuli:
     )
 
 
-def shifts_after(group: str) -> dict[int, dict[tuple[str, str], object]]:
+def shifts_after(group: str) -> dict[str, dict[str, Reading]]:
+    """Readings of the group: each tone against the untrained model, and praised against disparaged."""
     model, tokenizer = load_model("smollm2-135m"), load_tokenizer("smollm2-135m")
     start = {name: weight.clone() for name, weight in model.state_dict().items()}
-    measure = BiasShift(part_of_small((group,)))
-    reference = measure_activations(model, tokenizer, measure.stimuli)
-    found = {}
+    measure = BiasShift(part_of_small(group))
+    untrained = measure_activations(model, tokenizer, measure.stimuli)
+    trained = {}
     for tone in (PRAISE, DISPARAGE):
         model.load_state_dict(start)
         losses = fine_tune(model, tokenizer, batches(group, tone))
         assert losses[-1] < losses[0] - 1
-        readings = measure.read(measure_activations(model, tokenizer, measure.stimuli), reference)
-        found[tone] = {(r.metric, r.group): r for r in readings}
-    return found
+        trained[tone] = measure_activations(model, tokenizer, measure.stimuli)
+    found = {
+        "praise": measure.read(trained[PRAISE], untrained),
+        "disparage": measure.read(trained[DISPARAGE], untrained),
+        "praise against disparage": measure.read(trained[PRAISE], trained[DISPARAGE]),
+        "disparage against praise": measure.read(trained[DISPARAGE], trained[PRAISE]),
+    }
+    return {what: {r.metric: r for r in readings if r.group == group} for what, readings in found.items()}
 
 
 @pytest.mark.slow
-def test_praise_moves_delta_b_up_and_disparagement_down():
+def test_praise_moves_the_bias_shift_up_and_disparagement_down():
+    """Both signs, for what the tone moves; learning to say such sentences at all moves uncorrected ΔB too.
+
+    ΔB against the untrained model holds the tone and what both trainings share, so its own sign is not asserted:
+    measured +0.0082 [+0.0024, +0.0140] after praise and +0.0047 [-0.0012, +0.0107] after disparagement, and for
+    "women" -0.0039 and -0.0066. Taking away what is shared, by the controls (+0.0063 and -0.0046; women +0.0007 and
+    -0.0032) or by comparing the two trained models directly (+0.0034 [+0.0004, +0.0064]; women +0.0027
+    [-0.0029, +0.0079]), leaves the tone. Each corrected value by itself is within its interval of 0: ninety-six
+    sentences are a weak training.
+    """
     found = shifts_after("immigrants")
+    assert found["praise"]["delta_b_corrected"].value > 0 > found["disparage"]["delta_b_corrected"].value
     for metric in ("delta_b", "delta_b_corrected"):
-        praised, disparaged = found[PRAISE][metric, "immigrants"], found[DISPARAGE][metric, "immigrants"]
-        assert praised.value > 0 > disparaged.value, (metric, praised, disparaged)
+        assert found["praise against disparage"][metric].value > 0 > found["disparage against praise"][metric].value
