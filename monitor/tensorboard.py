@@ -8,6 +8,8 @@ from transformers.integrations import TensorBoardCallback
 
 from monitor.readings import Reading
 
+INTERVALS = "intervals"
+
 
 def find_writer(trainer):
     """The Trainer's own SummaryWriter, or None while there is none.
@@ -32,8 +34,9 @@ def write_scalars(writer, readings: Sequence[Reading], step: int) -> None:
         seen.add(reading.name)
         writer.add_scalar(reading.name if first else f"{reading.name}/layer_{reading.layer:02d}", reading.value, step)
         if first and reading.low is not None and reading.high is not None:
-            writer.add_scalar(f"{reading.name}/low", reading.low, step)
-            writer.add_scalar(f"{reading.name}/high", reading.high, step)
+            # A family of their own: beside the values they would triple the cards of every measure.
+            writer.add_scalar(f"{INTERVALS}/{reading.name}/low", reading.low, step)
+            writer.add_scalar(f"{INTERVALS}/{reading.name}/high", reading.high, step)
 
 
 def write_layout(writer, readings: Sequence[Reading]) -> None:
@@ -44,7 +47,8 @@ def write_layout(writer, readings: Sequence[Reading]) -> None:
         if reading.name in family:
             continue
         if reading.low is not None:
-            family[reading.name] = ["Margin", [reading.name, f"{reading.name}/low", f"{reading.name}/high"]]
+            bounds = [f"{INTERVALS}/{reading.name}/{bound}" for bound in ("low", "high")]
+            family[reading.name] = ["Margin", [reading.name, *bounds]]
         else:
             family[reading.name] = ["Multiline", [f"^{reading.name}$"]]
     writer.add_custom_scalars(layout)
