@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from trainers.answer_logits import answer_logits
+from trainers.checkpoints import last_complete_checkpoint
 from trainers.data import Example, ForgetRetainPairs, PairByEpoch, PairCollator, encode_pairs
 from trainers.objectives import IGNORE, AnswerRows
 from trainers.reference_scores import FILE_NAME, ReferenceScores
@@ -228,6 +229,9 @@ class UnlearningTrainer(Trainer):
     # The reference
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        if resume_from_checkpoint is True:
+            # Not the newest folder, which a kill may have left half-written. None at all is the Trainer's error.
+            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir) or True
         if resume_from_checkpoint:
             self._load_reference(resume_from_checkpoint)
         elif not self._sharded:

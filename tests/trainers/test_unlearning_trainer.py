@@ -163,6 +163,16 @@ def test_a_resumed_run_equals_the_uninterrupted_one(build, save_steps):
     assert resumed.reference.nll == pytest.approx(measured, rel=1e-6)
 
 
+def test_a_checkpoint_cut_short_by_a_kill_is_not_resumed_from(build):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = build("run", **settings)
+    whole.train()
+    (Path(whole.args.output_dir) / "checkpoint-4" / "trainer_state.json").unlink()  # what the Trainer writes last
+    resumed = build("run", **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert _weights(resumed).equal(_weights(whole))
+
+
 def test_a_run_resumed_into_another_folder_takes_the_reference_along(build):
     settings = {"per_device_train_batch_size": 4, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     first = build("first", **settings)
