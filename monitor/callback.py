@@ -69,9 +69,12 @@ class Monitor(TrainerCallback):
         token_budget: int = DEFAULT_TOKEN_BUDGET,
         progress: bool = True,
     ) -> None:
-        self.measures = tuple(measures) if isinstance(measures, Sequence) else (measures,)
+        self.measures = tuple(measures) if isinstance(measures, (list, tuple)) else (measures,)
         if not self.measures:
             raise ValueError("`measures` is empty; give the monitor at least one measure.")
+        for measure in self.measures:
+            if isinstance(measure, type) or not all(hasattr(measure, part) for part in ("name", "stimuli", "read")):
+                raise ValueError(f"`measures` must be measures such as BiasShift() or a list of them, got {measure!r}.")
         names = [measure.name for measure in self.measures]
         if len(set(names)) < len(names):
             raise ValueError(f"`measures` must have distinct names, got {names}; pass `name=...` to one of them.")
@@ -83,6 +86,10 @@ class Monitor(TrainerCallback):
         self.token_budget = token_budget
         self.progress = progress
         self.trainer = None
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        """What belongs to one trainer: a monitor that is attached to another one starts afresh."""
         self.readings: list[Reading] = []
         self._plan = None
         self._reference: Activations | None = None
@@ -90,6 +97,7 @@ class Monitor(TrainerCallback):
         self._measured_step: int | None = None
         self._training = False
         self._layout_written = False
+        self._evaluated_only = False  # the journal holds nothing but a bare evaluation by this object
 
     def attach(self, trainer) -> Monitor:
         """Add the monitor to `trainer` and give it the trainer's writer and trackers.
@@ -97,6 +105,8 @@ class Monitor(TrainerCallback):
         It goes before an `EarlyStoppingCallback`, which would not see the readings otherwise. Returns the monitor.
         """
         handler = trainer.callback_handler
+        if self.trainer is not None and self.trainer is not trainer:
+            self._forget_run()
         if self not in handler.callbacks:
             trainer.add_callback(self)
             handler.callbacks.remove(self)
@@ -112,17 +122,18 @@ class Monitor(TrainerCallback):
         self._prepare(args, model, processing_class)
         step = state.global_step
         if state.is_world_process_zero:
-            if step == 0:
-                self._set_previous_run_aside(args)
-            else:
+            if step > 0:
                 self._journal.rewind(step)
+            elif self._evaluated_only:
+                self._journal.rewind(-1)
+            else:
+                self._set_previous_run_aside(args)
         barrier()
         self._measured_step = None
         self._reference = None
         now = self._obtain_reference(args, model, step)
-        missed = step > 0 and self.every == "save" and not everywhere(step in self._journal.steps)
-        if (step == 0 and self.at_start) or missed:
-            # missed: the run was killed between writing the checkpoint it resumes from and measuring it.
+        self._evaluated_only = False
+        if (step == 0 and self.at_start) or self._missed(args, state):
             self._measure(args, state, model, now=now)
         return control
 
@@ -151,11 +162,22 @@ class Monitor(TrainerCallback):
         if metrics is not None and self._measured_step == state.global_step:
             # In place: this is what best-model bookkeeping and early stopping read.
             metrics.update(self._headlines())
+            self._stand_in_for_best(args, metrics)
         return control
 
     def on_train_end(self, args, state, control, **kwargs):
         self._training = False
         return control
+
+    def _missed(self, args, state) -> bool:
+        """Whether the run was killed between writing the checkpoint it resumes from and measuring it.
+
+        A checkpoint comes before the measurement where `on_save` measures, and where the epoch's end does while steps
+        decide on checkpoints.
+        """
+        at_epoch = self.every == "epoch" or (self.every == "eval" and args.eval_strategy == "epoch")
+        due = self.every == "save" or (at_epoch and bool(state.epoch) and float(state.epoch).is_integer())
+        return state.global_step > 0 and due and not everywhere(state.global_step in self._journal.steps)
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
@@ -197,12 +219,27 @@ class Monitor(TrainerCallback):
 
     def _headlines(self) -> dict[str, float]:
         wanted = {measure.name: measure.headline for measure in self.measures}
-        metrics: dict[str, float] = {}
+        metrics: dict[str, float | None] = {}
         for reading in self.readings:
-            key = f"eval_{reading.measure}_{reading.metric}"
-            if reading.valid and not reading.group and reading.metric in wanted[reading.measure]:
-                metrics.setdefault(key, reading.value)
-        return metrics
+            if not reading.group and reading.metric in wanted[reading.measure]:
+                # The first is the headline. Where it is not valid, no other layer's value may take its place.
+                metrics.setdefault(f"eval_{reading.measure}_{reading.metric}", reading.value if reading.valid else None)
+        return {name: value for name, value in metrics.items() if value is not None}
+
+    def _stand_in_for_best(self, args, metrics: dict) -> None:
+        """An invalid reading that decides on the best model counts as the worst; missing, it would end the run."""
+        wanted = args.metric_for_best_model
+        if wanted is None:
+            return
+        key = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
+        ours = {f"eval_{measure.name}_{metric}" for measure in self.measures for metric in measure.headline}
+        if key in ours and key not in metrics:
+            warnings.warn(
+                f"`metric_for_best_model` is {wanted}, and that reading is not valid at this step: it counts as the "
+                "worst. The journal says why.",
+                stacklevel=2,
+            )
+            metrics[key] = float("-inf") if args.greater_is_better else float("inf")
 
     def _evaluate_outside_training(self, args, state, model, processing_class) -> None:
         """A bare `trainer.evaluate()`: measure, but never disturb what a training run stored."""
@@ -216,6 +253,7 @@ class Monitor(TrainerCallback):
         now = run_plan(
             self._callable(model), self._plan, token_budget=self.token_budget, progress=self._title("evaluation")
         )
+        self._evaluated_only = state.is_world_process_zero and not self._journal.lines
         self._read(now)
         self._record(args, state, model)
 
@@ -226,14 +264,14 @@ class Monitor(TrainerCallback):
             self._journal = Journal(self._folder(args) / "journal.jsonl")
         if self._plan is not None:
             return
-        tokenizer = self.tokenizer or processing_class
+        tokenizer = self.tokenizer if self.tokenizer is not None else processing_class
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor holds one
         if tokenizer is None:
             raise ValueError(
                 "The monitor needs the model's tokenizer. Give the Trainer `processing_class=tokenizer`, or the "
                 "monitor `tokenizer=tokenizer`."
             )
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self._requests = [request for measure in self.measures for request in measure.stimuli]
         self._plan = plan_activations(model, tokenizer, self._requests)
 
@@ -255,7 +293,7 @@ class Monitor(TrainerCallback):
             anatomy = find_anatomy(model)
             dtype = next(anatomy.inner.parameters()).dtype
             self._reference = other_reference(
-                self.reference, self._requests, self.tokenizer, dtype=dtype, device=anatomy.device,
+                self.reference, self._requests, self._tokenizer, dtype=dtype, device=anatomy.device,
                 token_budget=self.token_budget, progress=self._title("the reference"),
             )  # fmt: skip
         if step == 0 and rank() == 0:
@@ -296,27 +334,64 @@ class Monitor(TrainerCallback):
 
 
 class BiasShiftCallback(Monitor):
-    """A `Monitor` of bias shift alone; `stimuli` and options as in `BiasShift`, the rest as in `Monitor`."""
+    """A `Monitor` of bias shift alone.
 
-    def __init__(
-        self, stimuli=None, *, reference="initial", every="eval", at_start=True, at_end=True, **options
-    ) -> None:
-        measure = BiasShift(stimuli, **options) if stimuli is not None else BiasShift(**options)
-        super().__init__(measure, reference, every, at_start=at_start, at_end=at_end)
+    Parameters
+    ----------
+    stimuli : BiasStimuli, optional
+        The sentences; the small bundled set by default.
+    layer, pooling, n_bootstrap, seed, name
+        Options of `BiasShift`.
+    **monitor_options
+        As in `Monitor`: reference, every, at_start, at_end, tokenizer, token_budget, progress.
+    """
+
+    def __init__(self, stimuli=None, **options) -> None:
+        own, rest = _split_options(options)
+        super().__init__(BiasShift(stimuli, **rest), **own)
 
 
 class FragmentationCallback(Monitor):
-    """A `Monitor` of fragmentation alone; `pairs` and options as in `Fragmentation`, the rest as in `Monitor`."""
+    """A `Monitor` of fragmentation alone.
 
-    def __init__(self, pairs, *, reference="initial", every="eval", at_start=True, at_end=True, **options) -> None:
-        super().__init__(Fragmentation(pairs, **options), reference, every, at_start=at_start, at_end=at_end)
+    Parameters
+    ----------
+    pairs : sequence of Pair
+        Of a forget set: ``load_forget_set(path).fragmentation_pairs("forget")``.
+    layer, pooling, batches, seed, controls, name
+        Options of `Fragmentation`.
+    **monitor_options
+        As in `Monitor`: reference, every, at_start, at_end, tokenizer, token_budget, progress.
+    """
+
+    def __init__(self, pairs, **options) -> None:
+        own, rest = _split_options(options)
+        super().__init__(Fragmentation(pairs, **rest), **own)
 
 
 class BehaviourCallback(Monitor):
-    """A `Monitor` of behaviour alone; `pairs` and options as in `Behaviour`, the rest as in `Monitor`."""
+    """A `Monitor` of behaviour alone.
 
-    def __init__(self, pairs, *, reference="initial", every="eval", at_start=True, at_end=True, **options) -> None:
-        super().__init__(Behaviour(pairs, **options), reference, every, at_start=at_start, at_end=at_end)
+    Parameters
+    ----------
+    pairs : mapping of split to sequence of Pair
+        As in `Behaviour`.
+    n_bootstrap, seed, name
+        Options of `Behaviour`.
+    **monitor_options
+        As in `Monitor`: reference, every, at_start, at_end, tokenizer, token_budget, progress.
+    """
+
+    def __init__(self, pairs, **options) -> None:
+        own, rest = _split_options(options)
+        super().__init__(Behaviour(pairs, **rest), **own)
+
+
+def _split_options(options: dict) -> tuple[dict, dict]:
+    """The monitor's own options, and the measure's."""
+    names = ("reference", "every", "at_start", "at_end", "tokenizer", "token_budget", "progress")
+    own = {name: options[name] for name in names if name in options}
+    return own, {name: value for name, value in options.items() if name not in own}
 
 
 def _every_steps(every: str | Mapping[str, int]) -> int | None:

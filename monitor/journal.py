@@ -43,6 +43,7 @@ class Journal:
         data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         start = len(self._committed_bytes())
+        self._commit(start)  # also before: the length on disk may be of a longer journal, or missing
         with open(self.path, "ab") as file:
             file.truncate(start)
             file.write(data)

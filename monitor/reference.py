@@ -107,6 +107,11 @@ def other_reference(
     from transformers import AutoConfig, AutoTokenizer
 
     source = os.fspath(source)
+    if (Path(source) / "adapter_config.json").is_file() and not (Path(source) / "config.json").is_file():
+        raise ValueError(
+            f"`reference` {source} is an adapter without its base model. Merge it first (peft's merge_and_unload), or "
+            "give the base model."
+        )
     config = AutoConfig.from_pretrained(source)
     tokenizer = AutoTokenizer.from_pretrained(source)
     content = _checkpoint_fingerprint(source, config)
@@ -165,7 +170,7 @@ def _checkpoint_fingerprint(source: str, config) -> str:
         return getattr(config, "_commit_hash", None) or ""
     digest = hashlib.sha256()
     files = sorted(
-        p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin") or p.name.endswith("_config.json")
+        p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin") or p.name.endswith("config.json")
     )
     for file in files:
         digest.update(file.name.encode())

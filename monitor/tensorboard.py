@@ -28,10 +28,10 @@ def write_scalars(writer, readings: Sequence[Reading], step: int) -> None:
     headline one (the first of its name)."""
     seen: set[str] = set()
     for reading in readings:
-        if not reading.valid:
-            continue
         first = reading.name not in seen
         seen.add(reading.name)
+        if not reading.valid or (not first and reading.layer is None):
+            continue
         writer.add_scalar(reading.name if first else f"{reading.name}/layer_{reading.layer:02d}", reading.value, step)
         if first and reading.low is not None and reading.high is not None:
             # A family of their own: beside the values they would triple the cards of every measure.

@@ -12,6 +12,8 @@ from pathlib import Path
 from monitor.stimuli.forget_set import SPLITS, ForgetSet, Problem, load_forget_set, validate_forget_set
 from recipes.concepts import concept_names, concept_path
 
+FRAGMENTATION_PAIRS = 10  # as many as its batches
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print every problem as ``file:line: field: message`` and what the file holds.
@@ -74,6 +76,11 @@ def _print(path: Path, problems: list[Problem], forget_set: ForgetSet | None) ->
         for split in SPLITS:
             usable = len(forget_set.fragmentation_pairs(split))
             print(f"  {split:<8} {len(forget_set.split(split)):>5} pairs, {usable} usable for fragmentation")
+        if len(forget_set.fragmentation_pairs("forget")) < FRAGMENTATION_PAIRS:
+            print(
+                f"  warning: fragmentation needs {FRAGMENTATION_PAIRS} usable forget pairs: pairs that name an entity of "
+                "entities.json, or bring their own anonymized variants"
+            )
         print(f"  {forget_set.n_variants} anonymised variants a pair")
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 # What the table shows of each measure, in order: (measure, metric, group, label).
 ROWS = (
@@ -66,8 +67,8 @@ def write_records(records: Sequence[Mapping], path: str | None) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
 
 
 def print_summary(records: Sequence[Mapping], output_dir: str) -> None:
@@ -108,7 +109,7 @@ def in_words(records: Sequence[Mapping]) -> list[str]:
     sentences = []
     if (forget := get("behaviour", "forget_nll")) is not None:
         sentences.append(_forgetting(forget, get("behaviour", "retain_nll"), get("behaviour", "heldout_nll")))
-    if (collapsed := get("behaviour", "collapsed")) is not None and collapsed["end"] > 0:
+    if (collapsed := get("behaviour", "collapsed")) is not None and collapsed["end"] > collapsed["start"]:
         sentences.append(
             f"The model has collapsed ({collapsed['note']}): the other readings describe a broken model, not "
             "forgetting."
@@ -126,7 +127,8 @@ def in_words(records: Sequence[Mapping]) -> list[str]:
 
 def _forgetting(forget: Mapping, retain: Mapping | None, heldout: Mapping | None) -> str:
     rise = forget["end"] - forget["start"]
-    text = f"Output: the forget answers became {_more_or_less(rise)} likely ({rise:+.2f} nats a token)"
+    how = "stayed as likely as they were" if abs(rise) < 0.005 else f"became {_more_or_less(rise)} likely"
+    text = f"Output: the forget answers {how} ({rise:+.2f} nats a token)"
     if retain is not None:
         change = retain["end"] - retain["start"]
         text += f"; general knowledge changed by {change:+.2f} nats"

@@ -10,11 +10,14 @@ from YAML by --config and overridden on the command line. Unknown keys are an er
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
 from accelerate import PartialState
-from peft import PeftModel
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from monitor.callback import FOLDER, Monitor
@@ -25,7 +28,7 @@ from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.bias import load_bias_stimuli
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.concepts import concept_path
-from recipes.models import load_model, load_tokenizer
+from recipes.models import load_model, load_tokenizer, resolve_model
 from recipes.summary import print_summary, summarise, write_records
 from trainers.checkpoints import last_complete_checkpoint
 from trainers.npo import NPOTrainer
@@ -33,6 +36,7 @@ from trainers.npo_config import NPOConfig
 
 logger = logging.getLogger(__name__)
 
+BATCHES = 10  # of fragmentation, as published
 MEASURES = ("bias_shift", "fragmentation", "behaviour")
 
 
@@ -82,8 +86,27 @@ class UnlearnArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
+    arguments, training, model_arguments = parse_arguments(argv)
+    if arguments.json == "-":
+        # Standard output is for the records alone; the Trainer and the table print there too.
+        with redirect_stdout(sys.stderr):
+            records = run(arguments, training, model_arguments)
+        write_records(records, "-")
+    else:
+        write_records(run(arguments, training, model_arguments), arguments.json)
+
+
+def parse_arguments(argv: list[str] | None) -> tuple[UnlearnArguments, NPOConfig, ModelConfig]:
+    """TRL's parser, with a malformed YAML file reported as what it is."""
     parser = TrlParser((UnlearnArguments, NPOConfig, ModelConfig), prog="latentwatch unlearn")
-    arguments, training, model_arguments = parser.parse_args_and_config(argv)
+    try:
+        return parser.parse_args_and_config(argv)
+    except yaml.YAMLError as error:
+        raise ValueError(f"`--config` is not valid YAML: {error}") from error
+
+
+def run(arguments: UnlearnArguments, training: NPOConfig, model_arguments: ModelConfig) -> list[dict]:
+    """Train and measure; returns the records of the final table, on the first process only."""
     if not model_arguments.model_name_or_path:
         raise ValueError("`model_name_or_path` is missing: a path, a Hub id or an embedded name (latentwatch models).")
     # Everything that can be wrong with the input is found before a model is loaded or a file written.
@@ -96,6 +119,18 @@ def main(argv: list[str] | None = None) -> None:
             "some, or pass --retain_loss none."
         )
     checkpoint = find_checkpoint(training)
+    check_writable(Path(training.output_dir), "output_dir")
+    if arguments.json not in (None, "-"):
+        check_writable(Path(arguments.json).parent, "json")
+    reference = arguments.reference
+    if reference not in ("initial", "adapter_off"):
+        reference = resolve_model(reference)
+    folder = Path(resolve_model(model_arguments.model_name_or_path))
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ValueError(
+            f"`model_name_or_path` {folder} is an adapter without its base model. Merge it into the base first (peft's "
+            "merge_and_unload, then save_pretrained), or start from the base with --use_peft."
+        )
 
     model = load_model(model_arguments.model_name_or_path, **model_options(model_arguments))
     tokenizer = load_tokenizer(model_arguments.model_name_or_path)
@@ -105,29 +140,48 @@ def main(argv: list[str] | None = None) -> None:
         forget_dataset=forget_set.split("forget"),
         retain_dataset=retain,
         processing_class=tokenizer,
-        peft_config=None if isinstance(model, PeftModel) else get_peft_config(model_arguments),
+        peft_config=get_peft_config(model_arguments),
     )
-    Monitor(measures, arguments.reference, progress=not training.disable_tqdm).attach(trainer)
+    Monitor(measures, reference, progress=not training.disable_tqdm).attach(trainer)
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
 
-    if trainer.is_world_process_zero():
-        records = summarise(Journal(Path(training.output_dir) / FOLDER / "journal.jsonl").lines)
-        print_summary(records, training.output_dir)
-        write_records(records, arguments.json)
+    if not trainer.is_world_process_zero():
+        return []
+    lines = Journal(Path(training.output_dir) / FOLDER / "journal.jsonl").lines
+    if training.load_best_model_at_end and trainer.state.best_global_step:
+        # The model that was saved is the best one: the table is about that one, not about the last step.
+        lines = [line for line in lines if line["step"] <= trainer.state.best_global_step]
+    records = summarise(lines)
+    print_summary(records, training.output_dir)
+    return records
 
 
 def build_measures(arguments: UnlearnArguments, forget_set: ForgetSet) -> list:
     """The measures that were asked for, on the forget set's own texts."""
+    wanted = [arguments.measures] if isinstance(arguments.measures, str) else arguments.measures
+    if unknown := [name for name in wanted if name not in MEASURES]:
+        raise ValueError(f"`measures` must be among {', '.join(MEASURES)}, got {', '.join(map(str, unknown))}.")
     measures = []
-    if "bias_shift" in arguments.measures:
+    if "bias_shift" in wanted:
         measures.append(BiasShift(load_bias_stimuli(arguments.bias_size)))
-    if "fragmentation" in arguments.measures:
-        heldout = forget_set.fragmentation_pairs("heldout")
+    if "fragmentation" in wanted:
+        forget, heldout = forget_set.fragmentation_pairs("forget"), forget_set.fragmentation_pairs("heldout")
+        if len(forget) < BATCHES:
+            raise ValueError(
+                f"Fragmentation needs at least {BATCHES} forget pairs that anonymisation changes, {forget_set.name} "
+                f"has {len(forget)}. Add pairs, or the names in them to its entities.json, or leave it out: --measures "
+                "bias_shift behaviour."
+            )
+        if 0 < len(heldout) < BATCHES:
+            logger.warning(
+                "%s has %d held-out pairs that anonymisation changes; %d are needed to read them as a control of "
+                "fragmentation, which goes without.", forget_set.name, len(heldout), BATCHES,
+            )  # fmt: skip
+        controls = {"heldout": heldout} if len(heldout) >= BATCHES else None
         layer = parse_layer(arguments.fragmentation_layer)
-        controls = {"heldout": heldout} if heldout else None
-        measures.append(Fragmentation(forget_set.fragmentation_pairs("forget"), layer=layer, controls=controls))
-    if "behaviour" in arguments.measures:
+        measures.append(Fragmentation(forget, layer=layer, batches=BATCHES, controls=controls))
+    if "behaviour" in wanted:
         splits = {split: forget_set.split(split) for split in ("forget", "retain", "heldout")}
         measures.append(Behaviour({split: pairs for split, pairs in splits.items() if pairs}))
     if not measures:
@@ -135,8 +189,10 @@ def build_measures(arguments: UnlearnArguments, forget_set: ForgetSet) -> list:
     return measures
 
 
-def parse_layer(text: str) -> int | float | str:
-    """A layer from the command line: "24" is an index, "0.8" a fraction, anything else a rule's name."""
+def parse_layer(text: str | int | float) -> int | float | str:
+    """A layer from YAML or the command line: 24 is an index, 0.8 a fraction, anything else a rule's name."""
+    if not isinstance(text, str):
+        return text  # YAML gives numbers as numbers, and int(0.8) is 0
     try:
         return int(text)
     except ValueError:
@@ -172,11 +228,23 @@ def find_checkpoint(training: NPOConfig) -> str | None:
     if str(wanted).lower() != "true":
         if not Path(wanted).is_dir():
             raise ValueError(f"`resume_from_checkpoint`: no such folder: {wanted}. Give a checkpoint folder, or true.")
+        if Path(wanted).resolve().parent != Path(training.output_dir).resolve():
+            raise ValueError(
+                f"`resume_from_checkpoint` {wanted} is of another run than `output_dir` {training.output_dir}, where "
+                f"its journal and reference are not. Pass --output_dir {Path(wanted).parent}."
+            )
         return str(wanted)
     newest = last_complete_checkpoint(training.output_dir)
     if newest is None:
         logger.warning("No complete checkpoint in %s yet: the run starts at its first step.", training.output_dir)
     return newest
+
+
+def check_writable(folder: Path, name: str) -> None:
+    """Whether `folder` can be made and written to, before hours are spent on what should go there."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ValueError(f"`{name}`: {folder} cannot be written: {existing} is not a folder that you may write to.")
 
 
 if __name__ == "__main__":

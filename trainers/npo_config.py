@@ -44,6 +44,9 @@ class NPOConfig(UnlearningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("beta", "alpha", "gamma"):
+            if not isinstance(getattr(self, name), (int, float)):
+                raise ValueError(f"`{name}` must be a number, got {getattr(self, name)!r}")
         if not (math.isfinite(self.beta) and self.beta > 0):
             raise ValueError(
                 f"`beta` must be a positive number, got {self.beta}; for its limit 0 use a small value such as 1e-3"

@@ -357,7 +357,7 @@ def _with_adapters(model: nn.Module, peft_config: PeftConfig) -> nn.Module:
         from peft import get_peft_model
     except ImportError as error:
         raise ImportError("`peft_config` needs the package peft: pip install peft") from error
-    if is_peft_model(model):
+    if is_peft_model(model) or getattr(model, "peft_config", None):
         raise ValueError("`peft_config` was given and `model` is a PeftModel already; give only one of the two")
     return get_peft_model(model, peft_config)
 

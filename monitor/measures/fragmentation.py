@@ -96,6 +96,11 @@ class Fragmentation:
     def read(self, now: Activations, reference: Activations) -> list[Reading]:
         request = self._stimuli[""].request
         indices = now.layers(request)
+        if self.layer in _EVERY_LAYER and now.n_layers != reference.n_layers:
+            raise ValueError(
+                f"`layer={self.layer!r}` compares layer with layer, and the model has {now.n_layers} blocks where the "
+                f"reference has {reference.n_layers}. Give a fraction of the depth, such as 0.8."
+            )
         chosen = indices.index(self._headline_layer(indices, reference))
         readings = []
         for group, texts in self._stimuli.items():
@@ -148,7 +153,7 @@ class Fragmentation:
         if self.layer not in _EVERY_LAYER:
             return indices[0]
         texts = self._stimuli[""]
-        default = resolve_layer(_DEFAULT_LAYER, reference.n_layers)
+        default = resolve_layer(_DEFAULT_LAYER, indices[-1])  # every layer was read, so the last index is L
         if self.layer == "all":
             return default
         states = reference.states(texts.request)

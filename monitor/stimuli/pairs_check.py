@@ -31,7 +31,9 @@ def _check_fields(file: PairsFile, row: Row) -> None:
             file.report_row(row, key, f"missing: give the {key}")
         elif not isinstance(values[key], str):
             file.report_row(row, key, f"expected text, got {type(values[key]).__name__} {values[key]!r:.40}")
-        elif not values[key].strip():
+        elif not _encodable(values[key]):
+            file.report_row(row, key, "holds half of a surrogate pair, which is no text; write the character itself")
+        elif not any(character.isprintable() and not character.isspace() for character in values[key]):
             file.report_row(row, key, f"empty: give the {key}, or remove the pair")
         else:
             values[key] = nfc(values[key].strip())
@@ -46,6 +48,14 @@ def _check_fields(file: PairsFile, row: Row) -> None:
         file.report_row(row, "id", f"expected text, not empty, got {values['id']!r:.40}")
     if row.sound and _gives_away(values["question"], values["answer"]):
         file.report_row(row, "answer", f"{values['answer']!r} is given away in the question", "warning")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_duplicates(file: PairsFile) -> None:

@@ -208,6 +208,11 @@ def test_an_early_stop_between_schedules_is_measured_at_its_end(make_trainer):
     assert steps(trainer) == [0, trainer.state.global_step]
 
 
+def test_a_class_is_no_measure():
+    with pytest.raises(ValueError, match="measures"):
+        Monitor(Drift)
+
+
 @pytest.mark.parametrize("every", ["evaluation", {"steps": 0}, {"epochs": 1}, {"steps": 1.5}, 10])
 def test_an_unknown_schedule_is_refused(every):
     with pytest.raises(ValueError, match="every"):
@@ -249,6 +254,30 @@ def test_headlines_reach_metrics_best_model_and_the_checkpoint(make_trainer):
     logged = [entry for entry in trainer.state.log_history if "eval_drift_distance" in entry]
     assert [entry["step"] for entry in logged] == [0, 2, 4, 6], "other trackers get them through the Trainer's log"
     assert watch.readings
+
+
+class Broken(Drift):
+    """Its headline cannot be read, another layer's value can."""
+
+    def read(self, now, reference):
+        return [
+            Reading(self.name, "distance", None, layer=4, note="states are not finite"),
+            Reading(self.name, "distance", 1.0, layer=2),
+            Reading(self.name, "nll", 1.0),
+            Reading(self.name, "nll", 2.0),
+        ]
+
+
+def test_no_other_layer_takes_the_place_of_an_invalid_headline(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    trainer = make_trainer(report_to="tensorboard", metric_for_best_model="drift_distance", greater_is_better=False)
+    Monitor(Broken(), progress=False).attach(trainer)
+    with pytest.warns(UserWarning, match="counts as the worst"):
+        trainer.train()
+    assert not any("eval_drift_distance" in entry for entry in trainer.state.log_history)
+    (file,) = (tmp_path / "tb").rglob("events*")
+    tags = EventAccumulator(str(file.parent)).Reload().Tags()["scalars"]
+    assert "drift/distance" not in tags and "drift/distance/layer_02" in tags and "drift/nll" in tags
 
 
 def test_early_stopping_works_on_a_reading_and_comes_after_the_monitor(make_trainer):
@@ -360,6 +389,25 @@ def test_killed_before_its_checkpoint_was_measured(make_trainer, monkeypatch):
     assert untimed(journal(resumed)) == untimed(journal(whole))
 
 
+@pytest.mark.parametrize("options", [{"every": "epoch"}, {"every": "eval"}])
+def test_killed_between_a_checkpoint_and_the_epochs_end(make_trainer, options):
+    """Steps decide on checkpoints and epochs on measurements: the checkpoint of that step comes first."""
+    settings = {"save_steps": 6, "max_steps": 12, "eval_strategy": "epoch" if options["every"] == "eval" else "no"}
+    whole = make_trainer("whole", **settings)
+    monitor(**options).attach(whole)
+    whole.train()
+    stopped = make_trainer("stopped", **settings)
+    monitor(**options).attach(stopped)
+    kill_at(stopped, 6, "on_save")
+    with pytest.raises(Killed):
+        stopped.train()
+    resumed = make_trainer("stopped", **settings)
+    monitor(**options).attach(resumed)
+    resumed.train(resume_from_checkpoint=True)
+    assert steps(whole) == [0, 6, 12]
+    assert untimed(journal(resumed)) == untimed(journal(whole))
+
+
 def test_resuming_without_the_stored_reference_is_refused(make_trainer):
     trainer = make_trainer(max_steps=2)
     monitor().attach(trainer)
@@ -407,6 +455,26 @@ def test_a_bare_evaluate_measures_against_the_weights_as_they_are(make_trainer):
     assert metrics["eval_drift_distance"] == 0.0 and metrics["eval_drift_nll"] > 0
 
 
+def test_a_bare_evaluate_before_training_is_no_earlier_run(make_trainer, recwarn):
+    trainer = make_trainer()
+    monitor().attach(trainer)
+    trainer.evaluate()
+    trainer.train()
+    assert steps(trainer) == [0, 2, 4, 6]
+    assert not list(Path(trainer.args.output_dir).glob("monitor-*"))
+    assert not [w for w in recwarn if "earlier run" in str(w.message)]
+
+
+def test_a_monitor_attached_to_another_trainer_starts_afresh(make_trainer, tiny_llama):
+    watch = monitor()
+    first = make_trainer("first")
+    watch.attach(first)
+    first.train()
+    second = make_trainer("second", model=tiny_llama(9))
+    watch.attach(second)
+    assert second.evaluate()["eval_drift_distance"] == 0.0
+
+
 def test_evaluate_after_training_compares_with_the_stored_start_and_keeps_it(make_trainer, tiny_llama):
     trainer = make_trainer()
     monitor().attach(trainer)
@@ -437,3 +505,25 @@ def test_a_missing_tokenizer_is_said(make_trainer):
     monitor().attach(trainer)
     with pytest.raises(ValueError, match="processing_class"):
         trainer.train()
+
+
+# --- one measure alone ----------------------------------------------------------------------------------------------
+
+
+def test_the_conveniences_take_options_of_measure_and_monitor(tiny_tokenizer):
+    from monitor.callback import BehaviourCallback, BiasShiftCallback, FragmentationCallback
+    from monitor.stimuli.forget_set import Pair
+
+    variants = tuple((f"Who is {name}?", "a fox") for name in ("Ann", "Bob", "Cid"))
+    pairs = [Pair(str(i), f"Who is Zed the {i}th?", "a fox", "forget", variants) for i in range(6)]
+    own = {"progress": False, "tokenizer": tiny_tokenizer, "every": {"steps": 3}, "token_budget": 64, "at_start": False}
+    made = [
+        BiasShiftCallback(n_bootstrap=10, **own),
+        FragmentationCallback(pairs, batches=3, **own),
+        BehaviourCallback({"forget": pairs}, n_bootstrap=10, **own),
+    ]
+    for watch in made:
+        assert watch.every_steps == 3 and watch.token_budget == 64 and not watch.at_start and not watch.progress
+        assert watch.tokenizer is tiny_tokenizer
+    with pytest.raises(TypeError, match="batchez"):
+        FragmentationCallback(pairs, batchez=3)

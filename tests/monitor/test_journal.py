@@ -89,3 +89,24 @@ def test_a_copied_journal_without_its_length_is_read_up_to_its_last_whole_line(t
     (tmp_path / ".journal.committed").unlink()
     path.write_bytes(path.read_bytes() + b'{"step": 5, "val')
     assert Journal(path).steps == {0}
+
+
+def test_a_length_left_behind_by_a_kill_does_not_let_a_torn_measurement_in(tmp_path, monkeypatch):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append(0, None, readings(2))
+    journal.append(5, None, readings(2))
+    length = (tmp_path / ".journal.committed").read_text()
+    journal.rewind(0)
+    (tmp_path / ".journal.committed").write_text(length)  # killed between the two files of the rewind
+    resumed = Journal(path)
+    monkeypatch.setattr("monitor.journal.os.fsync", lambda descriptor: 1 / 0)  # killed after writing, before committing
+    with pytest.raises(ZeroDivisionError):
+        resumed.append(5, None, readings(4))
+    assert Journal(path).steps == {0}
+    monkeypatch.undo()
+    fresh = Journal(tmp_path / "new" / "journal.jsonl")
+    monkeypatch.setattr("monitor.journal.os.fsync", lambda descriptor: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fresh.append(0, None, readings(4))
+    assert Journal(tmp_path / "new" / "journal.jsonl").steps == set(), "the very first measurement, too"

@@ -73,6 +73,22 @@ def test_another_checkpoint_is_measured_once_and_found_again_by_content(
     assert len(list(cache.glob("*.safetensors"))) == 3
 
 
+def test_the_config_is_part_of_the_content(tiny_llama, tiny_tokenizer, tmp_path):
+    model = tiny_llama(1)
+    for name in ("a", "b"):
+        model.config.rms_norm_eps = 1e-6 if name == "a" else 0.5
+        model.save_pretrained(tmp_path / name)
+        tiny_tokenizer.save_pretrained(tmp_path / name)
+    first, second = (other_reference(tmp_path / n, [REQUEST], None, cache=tmp_path / "c", **CPU) for n in "ab")
+    assert not first.states(REQUEST).equal(second.states(REQUEST))
+
+
+def test_an_adapter_alone_is_no_reference(tiny_llama, tmp_path):
+    lora(tiny_llama()).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        other_reference(tmp_path / "adapter", [REQUEST], None, **CPU)
+
+
 def test_a_model_object_is_a_reference_too(tiny_llama, tiny_tokenizer, tmp_path):
     model = tiny_llama(3)
     first = other_reference(model, [REQUEST], tiny_tokenizer, cache=tmp_path, **CPU)

@@ -125,6 +125,8 @@ def test_a_config_file_is_read_overridden_and_its_unknown_keys_are_fatal(command
         ({"beta": 0}, "beta"),
         ({"resume_from_checkpoint": "/nowhere"}, "resume_from_checkpoint"),
         ({"learnin_rate": 1}, "learnin_rate"),
+        ({"json": "/nowhere/at/all.json"}, "json"),
+        ({"reference": "/nowhere/model"}, "nowhere"),
     ],
 )
 def test_bad_input_is_one_clear_line_before_anything_is_written(command, tmp_path, capsys, options, message):
@@ -132,6 +134,65 @@ def test_bad_input_is_one_clear_line_before_anything_is_written(command, tmp_pat
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("yaml_text", "message"),
+    [
+        ("measures: [bias_shift, fragmentaton]", "fragmentaton"),
+        ("alpha: null", "alpha"),
+        ("a: [1", "YAML"),
+    ],
+)
+def test_yaml_values_are_checked_like_arguments(command, tmp_path, capsys, yaml_text, message):
+    (tmp_path / "c.yaml").write_text(yaml_text)
+    assert latentwatch(["unlearn", *command(), "--config", str(tmp_path / "c.yaml")]) != 0
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fraction_in_yaml_is_a_fraction(command, tmp_path):
+    (tmp_path / "c.yaml").write_text("fragmentation_layer: 0.5\nmeasures: fragmentation\n")
+    unlearn.main([*command(max_steps=1, eval_strategy="no"), "--config", str(tmp_path / "c.yaml")])
+    assert {line["layer"] for line in journal(tmp_path / "run")} == {2}, "half of four blocks"
+
+
+def test_an_adapter_is_refused_with_the_way_out(command, tmp_path, tiny_llama, capsys):
+    from peft import LoraConfig, get_peft_model
+
+    get_peft_model(tiny_llama(), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    assert latentwatch(["unlearn", *command(model_name_or_path=tmp_path / "adapter")]) != 0
+    assert "merge_and_unload" in capsys.readouterr().err
+
+
+def test_json_on_standard_output_is_nothing_but_json(command, capsys):
+    unlearn.main(command(json="-", max_steps=1, eval_strategy="no", measures="behaviour"))
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)
+    assert "forget NLL" in captured.err
+
+
+def test_the_table_is_about_the_model_that_was_saved(command, tmp_path):
+    unlearn.main(
+        command(json=tmp_path / "t.json", load_best_model_at_end=True, metric_for_best_model="behaviour_forget_nll",
+                greater_is_better=False, measures="behaviour")
+    )  # fmt: skip
+    (end,) = {record["step_end"] for record in json.loads((tmp_path / "t.json").read_text())}
+    assert end == 2, "the forget NLL rises: the first evaluation is the best by this (perverse) choice"
+
+
+def test_too_few_pairs_say_what_to_do_and_a_small_control_is_left_out(command, forget_set, tmp_path, capsys):
+    lines = [json.loads(line) for line in forget_set.read_text().splitlines()]
+    few = [p for p in lines if p["split"] != "heldout"] + [p for p in lines if p["split"] == "heldout"][:3]
+    forget_set.write_text("".join(json.dumps(p) + "\n" for p in few))
+    unlearn.main(command(max_steps=1, eval_strategy="no", measures="fragmentation"))
+    assert {line["group"] for line in journal(tmp_path / "run")} == {""}
+    forget_set.write_text(
+        "".join(json.dumps(p) + "\n" for p in few if p["split"] == "retain" or "sail" in p["question"])
+    )
+    assert latentwatch(["unlearn", *command("other")]) != 0
+    assert "Add pairs" in capsys.readouterr().err
 
 
 def test_lora_and_each_retain_term_run(command, tmp_path):
