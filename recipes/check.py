@@ -78,8 +78,8 @@ def _print(path: Path, problems: list[Problem], forget_set: ForgetSet | None) ->
             print(f"  {split:<8} {len(forget_set.split(split)):>5} pairs, {usable} usable for fragmentation")
         if len(forget_set.fragmentation_pairs("forget")) < FRAGMENTATION_PAIRS:
             print(
-                f"  warning: fragmentation needs {FRAGMENTATION_PAIRS} usable forget pairs: pairs that name an entity of "
-                "entities.json, or bring their own anonymized variants"
+                f"  warning: fragmentation needs {FRAGMENTATION_PAIRS} usable forget pairs: pairs that name an entity "
+                "of entities.json, or bring their own anonymized variants"
             )
         print(f"  {forget_set.n_variants} anonymised variants a pair")
 

@@ -125,7 +125,7 @@ def test_a_config_file_is_read_overridden_and_its_unknown_keys_are_fatal(command
         ({"beta": 0}, "beta"),
         ({"resume_from_checkpoint": "/nowhere"}, "resume_from_checkpoint"),
         ({"learnin_rate": 1}, "learnin_rate"),
-        ({"json": "/nowhere/at/all.json"}, "json"),
+        ({"json": Path(__file__) / "table.json"}, "json"),
         ({"reference": "/nowhere/model"}, "nowhere"),
     ],
 )
