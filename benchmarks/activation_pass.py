@@ -1,6 +1,6 @@
 """The activation pass against its limit and against the way published implementations read hidden states.
 
-    python -m benchmarks.activation_pass --model smollm2-135m --texts 300
+    python -m benchmarks.activation_pass --model smollm2-135m --texts 150
 
 Prints ratios from one run, alternating the contestants so that drift of the machine falls on all alike:
 
@@ -9,7 +9,8 @@ Prints ratios from one run, alternating the contestants so that drift of the mac
 - ``batched``: batches of 16 unsorted texts with ``output_hidden_states=True`` through the language-model head;
 - ``published``: one text at a time with ``output_hidden_states=True`` through the head.
 
-Peak memory is the rise of the process's resident set (CPU) or of allocated memory (CUDA) in a fresh process each.
+Medians over repeats. Peak memory is the rise of the process's resident set (CPU, sampled) or of allocated memory
+(CUDA), in a fresh process each.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import multiprocessing
 import resource
 import statistics
 import sys
+import threading
 import time
 import warnings
 
@@ -94,6 +96,11 @@ def clock(run, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
 def memory_of(name: str, args, queue) -> None:
     model, tokenizer = load_model(args.model, dtype=args.dtype).to(args.device).eval(), load_tokenizer(args.model)
     texts = stimuli(args.texts)
@@ -105,17 +112,26 @@ def memory_of(name: str, args, queue) -> None:
         runs[name]()
         queue.put((torch.cuda.max_memory_allocated() - before) / 2**20)
     else:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before, peak, done = resident_bytes(), [0], threading.Event()
+
+        def sample() -> None:
+            while not done.wait(0.005):
+                peak[0] = max(peak[0], resident_bytes())
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
         runs[name]()
-        queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10)
+        done.set()
+        sampler.join()
+        queue.put((peak[0] - before) / 2**20)
 
 
 def main(argv: list[str] | None = None) -> list[dict]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--texts", type=int, default=300)
+    parser.add_argument("--texts", type=int, default=150)
     parser.add_argument("--token-budget", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-memory", action="store_true", help="skip the peak-memory runs")
@@ -131,7 +147,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(args.repeats):
         for name, run in runs.items():
-            if name in ("pass", "bare") or repeat == 0:
+            if name in ("pass", "bare") or repeat < 2:
                 times[name].append(clock(run, device))
     limit = statistics.median(times["bare"])
     records = [{"reader": n, "seconds": statistics.median(t), "ratio_to_bare": statistics.median(t) / limit}
