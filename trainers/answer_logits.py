@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainers.objectives import AnswerRows, answer_positions
+from trainers.answer_rows import AnswerRows, answer_positions
 
 
 def answer_logits(model: nn.Module, head: nn.Module, parts: Sequence[dict[str, Tensor]]) -> tuple[AnswerRows, ...]:

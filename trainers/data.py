@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from monitor.stimuli.encoding import encode_answer, qa_answer, qa_prompt
-from trainers.objectives import IGNORE
+from trainers.answer_rows import IGNORE
 
 
 @dataclass(frozen=True)

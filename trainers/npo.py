@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
+from trainers.answer_rows import sum_by_sequence
 from trainers.data import Example, ForgetRetainPairs
 from trainers.npo_config import NPOConfig
-from trainers.objectives import npo, sequence_nll, sum_by_sequence, token_kl
+from trainers.objectives import npo, sequence_nll, token_kl
 from trainers.unlearning_trainer import Term, UnlearningTrainer, logger
 
 if TYPE_CHECKING:

@@ -3,74 +3,16 @@
 Notation: y the answer tokens of a sequence, L = −Σ_t log π(y_t | ·) its NLL **summed** over answer tokens, ℓ the mean
 over answer tokens, θ the model in training, ref the frozen one. Every loss is to be minimised.
 
-Losses are written on :class:`AnswerRows`, the logits at the positions that predict an answer token and nothing else:
-a trainer computes only these, :func:`answer_rows` cuts them out of full logits. Losses are computed in float32.
+Losses are written on :class:`trainers.answer_rows.AnswerRows`, the logits at the positions that predict an answer token
+and nothing else: a trainer computes only these. Losses are computed in float32.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100
-
-
-class AnswerRows(NamedTuple):
-    """The logits that predict answer tokens.
-
-    Attributes
-    ----------
-    logits : Tensor [n, V]
-        One row an answer token, sequences one after the other.
-    targets : Tensor [n], int64
-        The answer tokens.
-    sequence : Tensor [n], int64
-        The sequence (0..n_sequences-1) each row belongs to.
-    n_sequences : int
-    """
-
-    logits: Tensor
-    targets: Tensor
-    sequence: Tensor
-    n_sequences: int
-
-
-def answer_positions(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where answer tokens are predicted.
-
-    Parameters
-    ----------
-    labels : Tensor [B, T], int64
-        The token at each position where it belongs to the answer, -100 elsewhere (prompt, padding on either side).
-
-    Returns
-    -------
-    sequence, position : Tensors [n], int64
-        Logits at ``[sequence, position]`` predict the label at ``[sequence, position + 1]``; in reading order.
-    targets : Tensor [n], int64
-        Those labels. A label at position 0 has nothing before it and is left out.
-    """
-    shifted = labels[:, 1:]
-    sequence, position = (shifted != IGNORE).nonzero(as_tuple=True)
-    return sequence, position, shifted[sequence, position]
-
-
-def answer_rows(logits: Tensor, labels: Tensor) -> AnswerRows:
-    """Cut the rows that predict answer tokens out of full logits [B, T, V] with labels [B, T] (-100: no answer)."""
-    sequence, position, targets = answer_positions(labels)
-    return AnswerRows(logits[sequence, position], targets, sequence, labels.shape[0])
-
-
-def sum_by_sequence(values: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
-    """Sum [n] values over the rows of each sequence: [n_sequences].
-
-    A masked sum and not a scatter: atomic additions would make the loss differ from run to run on a GPU.
-    """
-    member = sequence == torch.arange(n_sequences, device=values.device)[:, None]
-    return torch.where(member, values, 0.0).sum(1)
+from trainers.answer_rows import AnswerRows, sum_by_sequence
 
 
 def token_nll(rows: AnswerRows) -> Tensor:

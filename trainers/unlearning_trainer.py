@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from trainers.answer_logits import answer_logits
+from trainers.answer_rows import IGNORE, AnswerRows
 from trainers.checkpoints import last_complete_checkpoint
 from trainers.data import Example, ForgetRetainPairs, PairByEpoch, PairCollator, encode_pairs
-from trainers.objectives import IGNORE, AnswerRows
 from trainers.reference_scores import FILE_NAME, ReferenceScores
 from trainers.unlearning_config import UnlearningConfig
 

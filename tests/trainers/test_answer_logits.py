@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from trainers.answer_logits import answer_logits
-from trainers.objectives import answer_rows, sequence_nll
+from trainers.answer_rows import answer_rows
+from trainers.objectives import sequence_nll
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 

@@ -7,16 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.objectives import (
-    AnswerRows,
-    answer_positions,
-    answer_rows,
-    npo,
-    sequence_nll,
-    sum_by_sequence,
-    token_kl,
-    token_nll,
-)
+from trainers.answer_rows import AnswerRows, answer_positions, answer_rows, sum_by_sequence
+from trainers.objectives import npo, sequence_nll, token_kl, token_nll
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "fixtures" / "unlearning_losses.json").read_text())
 EXPECTED = GOLDEN["expected"]

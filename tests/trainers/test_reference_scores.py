@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import trainers.reference_scores as module
+from trainers.answer_rows import answer_rows
 from trainers.data import PairCollator, encode_pairs
-from trainers.objectives import answer_rows, sequence_nll
+from trainers.objectives import sequence_nll
 from trainers.reference_scores import ReferenceScores
 
 
