@@ -1,8 +1,9 @@
 """Forget and retain sets as token ids and labels, paired example by example.
 
-A training example is one forget pair and one retain pair. Which retain pair goes with a forget pair depends on the
-forget pair's index, the epoch and a seed only: not on the global random numbers, the batch size or the number of
-ranks, so that a resumed run sees the pairs that the uninterrupted one sees, and skips past ones without work.
+A training example is one forget pair and one retain pair, with whatever a method sets beside the forget pair. Which
+retain pair goes with a forget pair depends on the forget pair's index, the epoch and a seed only: not on the global
+random numbers, the batch size or the number of ranks, so that a resumed run sees the pairs that the uninterrupted one
+sees, and skips past ones without work.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class Example:
 
 
 def encode_pairs(
-    pairs: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None, name: str = "forget_dataset"
+    pairs: Iterable,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    name: str = "forget_dataset",
+    answer: str = "answer",
 ) -> list[Example]:
     """Tokenise question-answer pairs.
 
@@ -64,6 +69,8 @@ def encode_pairs(
         Tokens that prompt and answer may have together.
     name : str
         The parameter that error messages speak of.
+    answer : str, default "answer"
+        The field that holds the answer: "alternate" for another answer to the same question.
 
     Raises
     ------
@@ -78,9 +85,9 @@ def encode_pairs(
         )
     examples = []
     for i, pair in enumerate(pairs):
-        prompt, answer = _prompt_and_answer(pair, f"{name}[{i}]")
+        prompt, text = _prompt_and_answer(pair, f"{name}[{i}]", answer)
         try:
-            ids, start = encode_answer(tokenizer, prompt, answer)
+            ids, start = encode_answer(tokenizer, prompt, text)
         except ValueError as error:
             raise ValueError(f"`{name}[{i}]`: {error}") from error
         if max_length is not None and len(ids) > max_length:
@@ -88,18 +95,18 @@ def encode_pairs(
                 f"`{name}[{i}]` has {len(ids)} tokens and `max_length` is {max_length}, so its answer would be cut: "
                 f"{prompt[:60]!r} ... Raise `max_length` or shorten the pair"
             )
-        examples.append(Example(prompt, answer, tuple(ids), start))
+        examples.append(Example(prompt, text, tuple(ids), start))
     if not examples:
         raise ValueError(f"`{name}` must hold at least one pair, got none")
     return examples
 
 
-def _prompt_and_answer(pair, where: str) -> tuple[str, str]:
+def _prompt_and_answer(pair, where: str, answer: str) -> tuple[str, str]:
     fields = {}
-    for field in ("question", "prompt", "answer"):
+    for field in ("question", "prompt", answer):
         fields[field] = pair.get(field) if isinstance(pair, Mapping) else getattr(pair, field, None)
     prompt = fields["prompt"] if fields["question"] is None else fields["question"]
-    for field, text in (("question", prompt), ("answer", fields["answer"])):
+    for field, text in (("question", prompt), (answer, fields[answer])):
         if not isinstance(text, str) or not text.strip():
             found = sorted(pair) if isinstance(pair, Mapping) else type(pair).__name__
             raise ValueError(
@@ -107,8 +114,8 @@ def _prompt_and_answer(pair, where: str) -> tuple[str, str]:
                 "fill it in, or rename the columns"
             )
     if fields["question"] is None:
-        return prompt, fields["answer"]
-    return qa_prompt(fields["question"]), qa_answer(fields["answer"])
+        return prompt, fields[answer]
+    return qa_prompt(fields["question"]), qa_answer(fields[answer])
 
 
 class ForgetRetainPairs(Dataset):
@@ -118,9 +125,11 @@ class ForgetRetainPairs(Dataset):
     ----------
     forget : sequence of Example
     retain : sequence of Example, optional
-        Without it items have the forget part only.
+        Without it items have no retain part.
     seed : int
         Of the retain order.
+    beside : mapping of part name to sequence of Example, optional
+        More parts, with one example a forget example: ``{"chosen": ...}`` for another answer to the same questions.
 
     Notes
     -----
@@ -129,13 +138,24 @@ class ForgetRetainPairs(Dataset):
     twice.
     """
 
-    def __init__(self, forget: Sequence[Example], retain: Sequence[Example] | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        forget: Sequence[Example],
+        retain: Sequence[Example] | None = None,
+        seed: int = 0,
+        beside: Mapping[str, Sequence[Example]] | None = None,
+    ) -> None:
         self.forget = list(forget)
         self.retain = list(retain) if retain is not None else []
+        self.beside = {name: list(examples) for name, examples in (beside or {}).items()}
         self.seed = seed
         # Shared memory: persistent data-loader workers hold a copy of this object from the first epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._orders: dict[int, Tensor] = {}
+
+    def part(self, name: str) -> list[Example]:
+        """All examples of a part; none where there is no such part."""
+        return {"forget": self.forget, "retain": self.retain, **self.beside}.get(name, [])
 
     def pair_for_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
@@ -152,7 +172,7 @@ class ForgetRetainPairs(Dataset):
         return len(self.forget)
 
     def __getitem__(self, index: int) -> dict[str, Example]:
-        item = {"forget": self.forget[index]}
+        item = {"forget": self.forget[index], **{name: examples[index] for name, examples in self.beside.items()}}
         if self.retain:
             item["retain"] = self.retain[self.retain_index(index)]
         return item

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
+
+RETAIN_LOSSES = ("nll", "kl", "none")
 
 
 @dataclass
@@ -18,7 +21,8 @@ class UnlearningConfig(TrainingArguments):
     disable_dropout : bool, default True
         Switch dropout off, so that the model starts out equal to its reference.
     reference_max_bytes : int, default 2 GiB
-        What the reference's distributions may take, in memory and on disk.
+        What the reference's distributions and hidden states may take, in memory and on disk. Where they would take
+        more, the reference is run beside the model instead, which is slower.
 
     Notes
     -----
@@ -42,7 +46,9 @@ class UnlearningConfig(TrainingArguments):
     )
     reference_max_bytes: int = field(
         default=2 * 2**30,
-        metadata={"help": "Bytes that the reference's distributions (KL terms) may take in memory and on disk."},
+        metadata={
+            "help": "Bytes that the reference's distributions and states may take; beyond, it is run beside the model."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -64,3 +70,52 @@ class UnlearningConfig(TrainingArguments):
             raise ValueError(f"`max_length` must be at least 2 (a prompt and an answer token), got {self.max_length}")
         if self.reference_max_bytes < 0:
             raise ValueError(f"`reference_max_bytes` must not be negative, got {self.reference_max_bytes}")
+
+
+@dataclass
+class RetainTermConfig(UnlearningConfig):
+    """Arguments of a loss = gamma · forget term + alpha · retain term; each method has its own defaults.
+
+    Parameters
+    ----------
+    retain_loss : {"nll", "kl", "none"}
+        What holds the retain set: its NLL, the KL divergence from the reference, both as means over answer tokens,
+        or nothing.
+    alpha : float, >= 0
+        Weight of the retain term.
+    gamma : float, >= 0
+        Weight of the forget term.
+    """
+
+    retain_loss: str = field(
+        default="nll",
+        metadata={
+            "help": "What holds the retain set: its NLL, the KL divergence from the reference, or nothing.",
+            "choices": list(RETAIN_LOSSES),
+        },
+    )
+    alpha: float = field(default=1.0, metadata={"help": "Weight of the retain term."})
+    gamma: float = field(default=1.0, metadata={"help": "Weight of the forget term."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("retain_loss", self.retain_loss, RETAIN_LOSSES)
+        check_number("alpha", self.alpha, low=0.0)
+        check_number("gamma", self.gamma, low=0.0)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """A ValueError that names the parameter unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_number(name: str, value: float, low: float | None = None, above: float | None = None) -> None:
+    """A ValueError that names the parameter unless `value` is a finite number, >= `low`, > `above`."""
+    # The parser passes on whatever a YAML file holds.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"`{name}` must be a finite number, got {value!r}")
+    if low is not None and value < low:
+        raise ValueError(f"`{name}` must be a number >= {low:g}, got {value}")
+    if above is not None and value <= above:
+        raise ValueError(f"`{name}` must be a number > {above:g}, got {value}")

@@ -1,15 +1,14 @@
-"""What all unlearning trainers share: nested batches, one concatenated forward, reference scores, exact normalisation.
+"""What all unlearning trainers share: nested batches, one concatenated forward, the reference, exact normalisation.
 
-A method is a subclass that says which reference scores it needs and returns its loss as :class:`Term` s.
+A method is a subclass that says what it needs of the reference and returns its loss as :class:`trainers.terms.Term` s.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
@@ -17,10 +16,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from trainers.answer_logits import answer_logits
-from trainers.answer_rows import IGNORE, AnswerRows
+from trainers.answer_rows import AnswerRows, sum_by_sequence
 from trainers.checkpoints import last_complete_checkpoint
 from trainers.data import Example, ForgetRetainPairs, PairByEpoch, PairCollator, encode_pairs
-from trainers.reference_scores import FILE_NAME, ReferenceScores
+from trainers.frozen_reference import FrozenReference
+from trainers.objectives import sequence_nll, token_kl
+from trainers.reference_scores import Frozen, ReferenceNeeds
+from trainers.terms import Term, count, counts_by_sequence
 from trainers.unlearning_config import UnlearningConfig
 
 if TYPE_CHECKING:
@@ -29,40 +31,50 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Term(NamedTuple):
-    """A part of the loss: weight · Σ values / number of (sequences | answer tokens) of one part of the batch.
-
-    Attributes
-    ----------
-    values : Tensor [B], float32
-        One a sequence; the sum over its answer tokens where the mean goes over tokens.
-    part : str
-        "forget" or "retain".
-    per : {"sequence", "token"}
-        What the mean goes over.
-    weight : float, default 0.0
-        0 is logged and not trained on.
-    """
-
-    values: Tensor
-    part: str
-    per: str
-    weight: float = 0.0
-
-
 class UnlearningTrainer(Trainer):
-    """Base of the unlearning trainers. See :class:`trainers.npo.NPOTrainer` for the parameters.
+    """Base of the unlearning trainers: each is this class with a loss on the forget part of the batch.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A causal language model, or a PeftModel (its reference is then the model with adapters off).
+    args : UnlearningConfig
+        The config of the method, such as NPOConfig.
+    forget_dataset : datasets.Dataset or sequence of mappings or objects
+        Pairs with ``question`` and ``answer``, or ``prompt`` and ``answer``; see :func:`trainers.data.encode_pairs`.
+        Some methods read more fields.
+    retain_dataset : likewise, optional
+        Needed where the loss has a retain part. Cycled in its own seeded order.
+    eval_dataset : likewise, or a dict of them, optional
+        Forget pairs to evaluate on; the forget set by default.
+    processing_class : PreTrainedTokenizerBase
+        The tokenizer; padding side and pad token do not matter.
+    peft_config : PeftConfig, optional
+        Train adapters of this kind instead of the weights.
+    callbacks, optimizers
+        As in `transformers.Trainer`.
+
+    Raises
+    ------
+    ValueError
+        For bad pairs, a missing retain set, a model without a head, and settings that do not go together.
 
     Notes
     -----
+    **Loss.** gamma · forget term + alpha · retain term, where the retain term is ℓ_r, the retain NLL, or KL(ref ‖ θ),
+    both means over retain answer tokens, or nothing. Logged with the loss: ``forget_loss``, ``retain_loss`` (the terms
+    without their weights), ``forget_nll``, ``retain_nll`` (means over answer tokens, nats), since the last log.
+
     **Accumulation and ranks.** A loss is a sum of ratios, such as (Σ over forget sequences) / N or (Σ over retain
     tokens) / T. N and T are counted over the whole optimizer step, all accumulated batches and all ranks, before its
     first forward; each batch then contributes its own numerator. 1 × 8 accumulated, 8 × 1 and two ranks of 4 hence
     give the same update, also where answers differ in length, which a mean of batch means does not.
 
-    **Reference.** The scores are read from the weights in memory before the first step and written to
-    ``<output_dir>/reference_scores.safetensors``. A resumed run reads that file; it never takes trained weights for
-    the reference. With PEFT the reference is the model with its adapters off.
+    **Reference.** What the loss needs of the frozen model is read from the weights in memory before the first step and
+    written to ``<output_dir>/reference_scores.safetensors``. A resumed run reads that file; it never takes trained
+    weights for the reference. With PEFT the reference is the model with its adapters off. Distributions and hidden
+    states that would take more than ``reference_max_bytes`` are computed batch by batch instead, by the model with its
+    adapters off or, without PEFT, by a frozen copy.
 
     **Evaluation.** ``eval_loss`` is the training objective over the evaluation pairs, exact whatever the batch size
     (the Trainer's own mean of batch means is not), next to ``eval_<term>``. Retain terms are read on the retain pairs
@@ -71,6 +83,8 @@ class UnlearningTrainer(Trainer):
 
     # The loss is normalised over the accumulated batch in `compute_loss`.
     loss_is_scaled_for_ga = True
+    # The config class of the method.
+    config_class: type[UnlearningConfig] = UnlearningConfig
 
     def __init__(
         self,
@@ -84,18 +98,15 @@ class UnlearningTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ) -> None:
-        _check_arguments(model, args, processing_class)
-        tokenizer = processing_class
-        limit = _length_limit(model, args.max_length)
-        self._retain = None
-        if retain_dataset is not None:
-            self._retain = encode_pairs(retain_dataset, tokenizer, limit, "retain_dataset")
-        self._limit = limit
-        self._tokenizer = tokenizer
+        _check_arguments(model, args, self.config_class, processing_class)
+        self._tokenizer = processing_class
+        self._limit = _length_limit(model, args.max_length)
         self._pair_seed = args.data_seed if args.data_seed is not None else args.seed
+        self._retain = self._checked_retain(args, retain_dataset)
+        self.args = args  # read by what a method sets beside the forget pairs
         train_pairs = self._pairs(forget_dataset, "forget_dataset")
         if eval_dataset is None:
-            eval_pairs = ForgetRetainPairs(train_pairs.forget, self._retain, self._pair_seed)
+            eval_pairs = ForgetRetainPairs(train_pairs.forget, self._retain, self._pair_seed, train_pairs.beside)
         elif isinstance(eval_dataset, Mapping):
             eval_pairs = {key: self._pairs(pairs, f"eval_dataset[{key!r}]") for key, pairs in eval_dataset.items()}
         else:
@@ -108,14 +119,16 @@ class UnlearningTrainer(Trainer):
             model.enable_input_require_grads()
         if args.disable_dropout:
             _disable_dropout(model)
+        self.choose_parameters(model)
 
+        pad = processing_class.pad_token_id
         super().__init__(
             model=model,
             args=args,
-            data_collator=PairCollator(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0),
+            data_collator=PairCollator(pad if pad is not None else 0),
             train_dataset=train_pairs,
             eval_dataset=eval_pairs,
-            processing_class=tokenizer,
+            processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
         )
@@ -128,10 +141,12 @@ class UnlearningTrainer(Trainer):
         # transformers before 5.19 asks this instead of `loss_is_scaled_for_ga`.
         self.model_accepts_loss_kwargs = True
 
-        self.reference = ReferenceScores()
-        evaluated = eval_pairs.values() if isinstance(eval_pairs, dict) else [eval_pairs]
-        self._pair_sets: list[ForgetRetainPairs] = [train_pairs, *evaluated]
-        self._reference_is_complete = False
+        needs = self.reference_needs()
+        if getattr(args, "retain_loss", "none") == "kl":
+            needs = needs._replace(log_probs=(*needs.log_probs, "retain"))
+        self.reference = FrozenReference(needs, self.reference_layer(), args.reference_max_bytes)
+        for pairs in (train_pairs, *(eval_pairs.values() if isinstance(eval_pairs, dict) else [eval_pairs])):
+            self.reference.add(pairs)
         self._weights_are_initial = True
         self._logged: dict[str, Tensor] = {}  # term -> [sum, count] since the last log
         self._evaluated: list[dict[str, Tensor]] = []  # term -> [B, (value, count)], batch by batch
@@ -139,17 +154,58 @@ class UnlearningTrainer(Trainer):
 
     # What a method is
 
-    def terms(self, model: nn.Module, inputs: dict[str, dict[str, Any]]) -> dict[str, Term]:
-        """The loss on a batch, term by term; those of weight 0 are only logged."""
+    def forget_terms(self, rows: Mapping[str, AnswerRows], frozen: Frozen) -> dict[str, Term]:
+        """The forget side of the loss on a batch, from the answer rows of its parts; weight 0 is only logged."""
         raise NotImplementedError
 
-    def reference_needs(self, pairs: ForgetRetainPairs) -> tuple[Sequence[Example], Sequence[Example]]:
-        """The examples whose reference NLL, and those whose reference distribution, the terms will ask for."""
-        return (), ()
+    def reference_needs(self) -> ReferenceNeeds:
+        """What the forget side needs of the reference."""
+        return ReferenceNeeds()
+
+    def reference_layer(self) -> int | None:
+        """The hidden-state index of the states the method needs of the reference."""
+        return None
+
+    def needs_retain(self, args: UnlearningConfig) -> bool:
+        """Whether the loss has a retain part."""
+        return getattr(args, "retain_loss", "none") != "none"
+
+    def beside(self, dataset: Sequence, name: str) -> dict[str, list[Example]]:
+        """Parts that the method sets beside the forget pairs, one example a pair."""
+        return {}
+
+    def choose_parameters(self, model: nn.Module) -> None:
+        """Freeze what the method does not train; all that needs a gradient is trained by default."""
+
+    def terms(self, model: nn.Module, inputs: dict[str, dict[str, Any]]) -> dict[str, Term]:
+        """The loss on a batch, term by term, after one forward over all parts."""
+        # Before the forward: where the reference is run beside the model, the graph is not alive yet.
+        frozen = self.reference.batch(inputs)
+        rows = dict(zip(inputs, self.answer_rows(model, list(inputs.values())), strict=True))
+        terms = self.forget_terms(rows, frozen)
+        if getattr(self.args, "retain_loss", "none") != "none":
+            terms |= self.retain_terms(rows["retain"], frozen)
+        return terms
+
+    def retain_terms(self, rows: AnswerRows, frozen: Frozen) -> dict[str, Term]:
+        """alpha · ℓ_r or alpha · KL_r, by ``args.retain_loss``."""
+        if self.args.retain_loss == "kl":
+            with torch.no_grad():
+                nll = sequence_nll(rows)
+            divergence = sum_by_sequence(token_kl(rows, frozen.log_probs["retain"]), rows.sequence, rows.n_sequences)
+            loss = Term(divergence, "retain", "token", self.args.alpha)
+        else:
+            nll = sequence_nll(rows)
+            loss = Term(nll, "retain", "token", self.args.alpha)
+        return {"retain_nll": Term(nll.detach(), "retain", "token"), "retain_loss": loss}
 
     def answer_rows(self, model: nn.Module, parts: Sequence[dict[str, Tensor]]) -> tuple[AnswerRows, ...]:
         """One forward over the concatenated parts; the rows that predict answer tokens, part by part."""
-        return answer_logits(model, self._bare_model().get_output_embeddings(), parts)
+        return answer_logits(model, self.bare_model().get_output_embeddings(), parts)
+
+    def bare_model(self) -> nn.Module:
+        """The model without DDP and its like; a PeftModel stays one."""
+        return self.accelerator.unwrap_model(self.model)
 
     # The loss
 
@@ -158,23 +214,23 @@ class UnlearningTrainer(Trainer):
         terms = self.terms(model, inputs)
         totals, ranks = num_items_in_batch, self.accelerator.num_processes
         if not isinstance(totals, Mapping):  # called by hand, on a batch of its own
-            totals, ranks = _count([inputs]), 1
+            totals, ranks = count([inputs]), 1
         loss = sum(term.weight * term.values.sum() / totals[term.part, term.per] for term in _trained(terms))
         if model.training:
-            if self._weights_are_initial and self.args.should_save and self.reference:
-                self.reference.save(Path(self.args.output_dir) / FILE_NAME)
+            if self._weights_are_initial and self.args.should_save:
+                self.reference.save(self.args.output_dir)
             self._weights_are_initial = False
-            self._keep_for_log(terms, _count([inputs]))
+            self._keep_for_log(terms, count([inputs]))
         # The ranks' gradients are averaged, the totals already hold all ranks.
         loss = loss * ranks
         return (loss, {"loss": loss, **{name: term.values for name, term in terms.items()}}) if return_outputs else loss
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        counts = _count(batches)
+        counts = count(batches)
         if not counts:
             return batches, None
-        total = self.accelerator.reduce(torch.stack([count.to(device) for count in counts.values()]), reduction="sum")
+        total = self.accelerator.reduce(torch.stack([n.to(device) for n in counts.values()]), reduction="sum")
         return batches, dict(zip(counts, total.unbind(), strict=True))
 
     # Logs and evaluation
@@ -199,7 +255,7 @@ class UnlearningTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             terms = self.terms(model, inputs)
-        counts = {name: _counts_by_sequence(inputs[term.part]["labels"], term.per) for name, term in terms.items()}
+        counts = {name: counts_by_sequence(inputs[term.part], term.per) for name, term in terms.items()}
         table = {name: torch.stack([term.values, counts[name].to(term.values)], 1) for name, term in terms.items()}
         self._evaluated.append(self.accelerator.gather_for_metrics(table))
         self._weights = {name: term.weight for name, term in terms.items()}
@@ -222,8 +278,7 @@ class UnlearningTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset=None):
         if eval_dataset is not None and not isinstance(eval_dataset, (str, ForgetRetainPairs)):
             eval_dataset = self._pairs(eval_dataset, "eval_dataset")
-            self._pair_sets.append(eval_dataset)
-            self._reference_is_complete = False
+            self.reference.add(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
     # The reference
@@ -233,7 +288,7 @@ class UnlearningTrainer(Trainer):
             # Not the newest folder, which a kill may have left half-written. None at all is the Trainer's error.
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir) or True
         if resume_from_checkpoint:
-            self._load_reference(resume_from_checkpoint)
+            self._restore_reference(resume_from_checkpoint)
         elif not self._sharded:
             # Sharded models are not ready yet: theirs is read before the first loss.
             self._measure_reference()
@@ -243,67 +298,29 @@ class UnlearningTrainer(Trainer):
             self.model._is_accelerate_prepared = False
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def _wanted_scores(self) -> tuple[list[Example], list[Example]]:
-        needs = [self.reference_needs(pairs) for pairs in self._pair_sets]
-        return [example for need in needs for example in need[0]], [example for need in needs for example in need[1]]
+    def measure_frozen(self, model: nn.Module, lacking: Mapping[str, Sequence[Example]], progress: str | None) -> None:
+        """Read what the reference scores lack; `model` is the frozen one inside this call."""
+        self.reference.scores.measure(model, self._tokenizer, lacking, progress=progress)
 
     def _measure_reference(self) -> None:
         """Read the scores that the pairs seen so far lack."""
-        if self._reference_is_complete:
+        if self.reference.complete:
             return
-        nll, log_probs = self.reference.missing(*self._wanted_scores())
-        self._reference_is_complete = True
-        if not nll and not log_probs:
-            return
-        bare = self._bare_model()
-        frozen = nullcontext()
-        if is_peft_model(bare):
-            # Trained biases stay on when the adapter is off: then only the initial weights are the reference.
-            biases = {getattr(config, "bias", "none") for config in bare.peft_config.values()}
-            frozen = bare.disable_adapter() if biases == {"none"} or self._weights_are_initial else None
-        elif not self._weights_are_initial:
-            frozen = None
-        if frozen is None:
-            self._pair_sets.pop()  # the late one: the others can still be evaluated
-            raise RuntimeError(
-                f"{len(nll) + len(log_probs)} pairs have no reference scores, and the weights that they would be read "
-                "from have been trained since. Give these pairs as `eval_dataset` when the trainer is built"
-            )
-        with frozen, self.accelerator.autocast():
-            self.reference.measure(
-                self.model_wrapped if self._sharded else bare,
-                self._tokenizer,
-                nll,
-                log_probs,
-                max_bytes=self.args.reference_max_bytes,
-                progress=None if self.args.disable_tqdm or not self.is_world_process_zero() else "reference scores",
-            )
+        bare, initial = self.bare_model(), self._weights_are_initial
+        lacking = self.reference.lacking(bare, initial, self._sharded)
+        if lacking:
+            progress = None if self.args.disable_tqdm or not self.is_world_process_zero() else "reference scores"
+            with self.reference.frozen(bare, initial), self.accelerator.autocast():
+                self.measure_frozen(self.model_wrapped if self._sharded else bare, lacking, progress)
+        self.reference.complete = True
 
-    def _load_reference(self, checkpoint: str | bool) -> None:
-        self._weights_are_initial = False
-        nll, log_probs = self._wanted_scores()
-        if not nll and not log_probs:
-            return
+    def _restore_reference(self, checkpoint: str | bool) -> None:
         folders = [] if checkpoint is True else [Path(checkpoint).absolute().parent]
         folders.append(Path(self.args.output_dir).absolute())
-        found = next((folder / FILE_NAME for folder in folders if (folder / FILE_NAME).is_file()), None)
-        if found is None:
-            raise FileNotFoundError(
-                f"`resume_from_checkpoint` needs the reference scores that the run wrote at its start, and there is no "
-                f"{FILE_NAME} in {' or '.join(map(str, dict.fromkeys(folders)))}. They cannot be read from trained "
-                "weights: put the file back, or start again without resuming"
-            )
-        stored = ReferenceScores.load(found)
-        lacking = sum(map(len, stored.missing(nll, log_probs)))
-        if lacking:
-            raise ValueError(
-                f"{found} lacks the scores of {lacking} pairs: data, tokenizer or loss differ from the run that is to "
-                "be resumed. Use those of that run, or start again without resuming"
-            )
-        self.reference = stored  # in place of what an evaluation may have read from the weights of this process
-        self._reference_is_complete = True
-        if self.args.should_save and found.parent != folders[-1]:
-            self.reference.save(folders[-1] / FILE_NAME)
+        found = self.reference.restore(folders, self.bare_model())
+        self._weights_are_initial = False
+        if found is not None and self.args.should_save and found.parent != folders[-1]:
+            self.reference.save(self.args.output_dir)
 
     # Odds and ends
 
@@ -311,38 +328,34 @@ class UnlearningTrainer(Trainer):
     def _sharded(self) -> bool:
         return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
-    def _pairs(self, dataset: Sequence, name: str) -> ForgetRetainPairs:
-        return ForgetRetainPairs(
-            encode_pairs(dataset, self._tokenizer, self._limit, name), self._retain, self._pair_seed
-        )
+    def _checked_retain(self, args: UnlearningConfig, dataset: Sequence | None) -> list[Example] | None:
+        if self.needs_retain(args):
+            if dataset is None:
+                has_term = getattr(args, "retain_loss", "none") != "none"
+                what = f"`retain_loss={args.retain_loss!r}`" if has_term else f"{type(args).__name__} as it is set"
+                how = ", or set retain_loss='none'" if has_term else ""
+                raise ValueError(f"{what} needs a `retain_dataset`, got None; give one{how}")
+            return encode_pairs(dataset, self._tokenizer, self._limit, "retain_dataset")
+        if dataset is not None:
+            logger.warning("`retain_dataset` is not used: %s has no retain term as it is set.", type(args).__name__)
+        return None
 
-    def _bare_model(self) -> nn.Module:
-        return self.accelerator.unwrap_model(self.model)
+    def _pairs(self, dataset: Sequence, name: str) -> ForgetRetainPairs:
+        forget = encode_pairs(dataset, self._tokenizer, self._limit, name)
+        return ForgetRetainPairs(forget, self._retain, self._pair_seed, self.beside(dataset, name))
 
 
 def _trained(terms: dict[str, Term]) -> list[Term]:
     return [term for term in terms.values() if term.weight]
 
 
-def _counts_by_sequence(labels: Tensor, per: str) -> Tensor:
-    """[B]: 1 each, or the number of answer tokens."""
-    return (labels[:, 1:] != IGNORE).sum(1) if per == "token" else torch.ones_like(labels[:, 0])
-
-
-def _count(batches: Sequence[Mapping[str, dict[str, Any]]]) -> dict[tuple[str, str], Tensor]:
-    """Sequences and answer tokens of each part over several batches, as int64 scalars."""
-    return {
-        (part, per): sum(_counts_by_sequence(batch[part]["labels"], per).sum() for batch in batches)
-        for part in (batches[0] if batches else ())
-        for per in ("sequence", "token")
-    }
-
-
-def _check_arguments(model: nn.Module, args: UnlearningConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
+def _check_arguments(
+    model: nn.Module, args: UnlearningConfig, config_class: type, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a loaded model, got {type(model).__name__}; load it with from_pretrained")
-    if not isinstance(args, UnlearningConfig):
-        raise ValueError(f"`args` must be the method's own config (such as NPOConfig), got {type(args).__name__}")
+    if not isinstance(args, config_class):
+        raise ValueError(f"`args` must be of {config_class.__name__}, got {type(args).__name__}")
     if tokenizer is None:
         raise ValueError("`processing_class` must be the model's tokenizer, got None")
     if getattr(model, "get_output_embeddings", lambda: None)() is None:

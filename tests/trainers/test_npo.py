@@ -105,7 +105,7 @@ def test_loss_and_gradient_by_the_definition(build, llama, retain_loss):
 @pytest.mark.parametrize("beta", [0.1, 0.5])
 def test_starts_at_two_over_beta_ln_two(build, beta):
     metrics = build(retain_loss="kl", beta=beta).evaluate()
-    assert metrics["eval_npo_loss"] == pytest.approx(2 / beta * math.log(2), rel=1e-5)
+    assert metrics["eval_forget_loss"] == pytest.approx(2 / beta * math.log(2), rel=1e-5)
     assert metrics["eval_retain_loss"] == pytest.approx(0, abs=1e-5)
     assert metrics["eval_loss"] == pytest.approx(2 / beta * math.log(2), rel=1e-5)
 
@@ -122,7 +122,7 @@ def test_starts_there_with_dropout_in_the_model(build):
             GPT2LMHeadModel(copy.deepcopy(config)), retain_loss="none", max_steps=1, disable_dropout=disable
         )
         trainer.train()
-        first.append(trainer.state.log_history[0]["npo_loss"])
+        first.append(trainer.state.log_history[0]["forget_loss"])
     assert first[0] == pytest.approx(20 * math.log(2), rel=1e-5)
     assert first[1] != pytest.approx(20 * math.log(2), rel=1e-4)
 
@@ -133,7 +133,7 @@ def test_evaluation_does_not_depend_on_padding_or_batches(build, make_tokenizer,
     for side, pad in (("left", True), ("right", True), ("right", False)):
         trainer = build(per_device_eval_batch_size=batch_size, processing_class=make_tokenizer(side, pad))
         found = trainer.evaluate()
-        for name in ("eval_loss", "eval_npo_loss", "eval_forget_nll", "eval_retain_nll"):
+        for name in ("eval_loss", "eval_forget_loss", "eval_forget_nll", "eval_retain_nll"):
             assert found[name] == pytest.approx(expected[name], rel=1e-5), (side, pad, name)
 
 
@@ -171,9 +171,9 @@ def test_logs_the_components(build, llama):
     forget = _mean_nll(trainer.model, trainer.train_dataset.forget)
     trainer.train()
     (entry,) = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert entry["loss"] == pytest.approx(2 * entry["npo_loss"] + 0.5 * entry["retain_loss"], rel=1e-5)
+    assert entry["loss"] == pytest.approx(2 * entry["forget_loss"] + 0.5 * entry["retain_loss"], rel=1e-5)
     assert entry["retain_nll"] == entry["retain_loss"]
-    assert all(isinstance(entry[name], float) for name in ("npo_loss", "forget_nll", "retain_nll"))
+    assert all(isinstance(entry[name], float) for name in ("forget_loss", "forget_nll", "retain_nll"))
 
     trainer = build(llama(), max_steps=1, per_device_train_batch_size=8)
     trainer.train()
@@ -201,7 +201,7 @@ def test_lora_trains_adapters_only(build, llama, retain_loss, checkpointing):
     start = trainer.evaluate()
     trainer.train()
     end = trainer.evaluate()
-    assert start["eval_npo_loss"] == pytest.approx(20 * math.log(2), rel=1e-5)
+    assert start["eval_forget_loss"] == pytest.approx(20 * math.log(2), rel=1e-5)
     assert end["eval_forget_nll"] > start["eval_forget_nll"] + 0.1
     with trainer.model.disable_adapter():
         after = trainer.model.get_base_model().state_dict()
@@ -221,12 +221,12 @@ def test_the_reference_of_a_trained_adapter_is_the_base_model(build, llama):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.5)
     metrics = build(model).evaluate()
-    assert abs(metrics["eval_npo_loss"] - 20 * math.log(2)) > 0.1
+    assert abs(metrics["eval_forget_loss"] - 20 * math.log(2)) > 0.1
     expected = build(llama())
     expected._measure_reference()
     trainer = build(model)
     trainer._measure_reference()
-    assert trainer.reference.nll == pytest.approx(expected.reference.nll, rel=1e-6)
+    assert trainer.reference.scores.nll == pytest.approx(expected.reference.scores.nll, rel=1e-6)
 
 
 def test_the_head_may_be_adapted_too(build):
@@ -260,7 +260,6 @@ def test_says_that_a_retain_set_is_not_used(build, caplog, retain):
         ({"max_length": 4}, "`max_length` is 4.*would be cut"),
         ({"forget_dataset": [{"question": "w1 " * 70, "answer": "w2"}]}, "72 tokens and `max_length` is 64"),
         ({"processing_class": None}, "`processing_class` must be the model's tokenizer"),
-        ({"retain_loss": "kl", "reference_max_bytes": 100}, "`reference_max_bytes` is 100"),
     ],
 )
 def test_bad_input(build, arguments, message):
@@ -273,7 +272,7 @@ def test_bad_models_and_arguments(build, llama, make_tokenizer, forget, retain, 
         build("smollm2")
     with pytest.raises(ValueError, match="must be a causal language model with an output head, got LlamaModel"):
         build(LlamaModel(llama().config))
-    with pytest.raises(ValueError, match="`args` must be an NPOConfig, got TrainingArguments"):
+    with pytest.raises(ValueError, match="`args` must be of NPOConfig, got TrainingArguments"):
         NPOTrainer(llama(), TrainingArguments(str(tmp_path)), forget, retain, processing_class=make_tokenizer())
     with pytest.raises(ValueError, match="PeftModel already"):
         build(get_peft_model(llama(), LoraConfig(**LORA)), peft_config=LoraConfig(**LORA))

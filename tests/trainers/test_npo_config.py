@@ -35,7 +35,7 @@ def test_every_own_field_has_help(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"beta": 0}, "`beta` must be a positive number, got 0"),
+        ({"beta": 0}, "`beta` must be a number > 0, got 0"),
         ({"beta": math.inf}, "`beta`"),
         ({"retain_loss": "nlll"}, "`retain_loss` must be one of nll, kl, none, got 'nlll'"),
         ({"alpha": -1}, "`alpha` must be a number >= 0, got -1"),

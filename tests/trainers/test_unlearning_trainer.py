@@ -78,7 +78,7 @@ def test_accumulated_batches_equal_the_large_batch(build, retain_loss):
         assert (updates[size] - updates[8]).norm() <= 1e-5 * updates[8].norm()
         assert losses[size] == pytest.approx(losses[8], rel=1e-5)
         for found, expected in zip(entries[size], entries[8], strict=True):
-            for name in ("npo_loss", "forget_nll", "retain_nll"):
+            for name in ("forget_loss", "forget_nll", "retain_nll"):
                 assert found[name] == pytest.approx(expected[name], rel=1e-5)
 
 
@@ -153,14 +153,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one(build, save_steps):
     whole.train()
     stopped = build("stopped", **settings)
     stopped.train()  # leaves its checkpoints behind, as a kill after the save would
-    measured = stopped.reference.nll
+    measured = stopped.reference.scores.nll
 
     resumed = build("stopped", seed=5, **settings)  # other initial weights: they must not become the reference
     resumed.evaluate()  # reads other scores, which must give way too
     resumed.train(resume_from_checkpoint=str(Path(resumed.args.output_dir) / f"checkpoint-{save_steps}"))
     assert _weights(resumed).equal(_weights(whole))
     assert _losses(resumed) == _losses(whole)
-    assert resumed.reference.nll == pytest.approx(measured, rel=1e-6)
+    assert resumed.reference.scores.nll == pytest.approx(measured, rel=1e-6)
 
 
 def test_a_checkpoint_cut_short_by_a_kill_is_not_resumed_from(build):
@@ -202,29 +202,29 @@ def test_a_new_run_in_an_old_folder_reads_its_own_reference(build):
     stored = ReferenceScores.load(Path(trainer.args.output_dir) / FILE_NAME)
     expected = build("elsewhere", seed=7)
     expected._measure_reference()
-    assert stored.nll == pytest.approx(expected.reference.nll, rel=1e-6)
+    assert stored.nll == pytest.approx(expected.reference.scores.nll, rel=1e-6)
 
 
 def test_the_reference_stays_while_the_model_learns(build):
     trainer = build(num_train_epochs=3)
     trainer._measure_reference()
-    before = dict(trainer.reference.nll)
+    before = dict(trainer.reference.scores.nll)
     trainer.train()
     trainer.evaluate()
     trainer.train()  # goes on from trained weights, against the same reference
-    assert trainer.reference.nll == before
+    assert trainer.reference.scores.nll == before
 
 
 def test_pairs_that_come_too_late_for_a_reference(build):
     late = [{"question": "w40", "answer": "w41"}]
     trainer = build(max_steps=1)
-    assert trainer.evaluate(late)["eval_npo_loss"] > 0  # not too late yet
+    assert trainer.evaluate(late)["eval_forget_loss"] > 0  # not too late yet
     trainer.train()
     trainer.evaluate(late)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="1 pairs have no reference scores.*`eval_dataset`"):
             trainer.evaluate([{"question": "w42", "answer": "w43"}])
-    assert trainer.evaluate()["eval_npo_loss"] > 0
+    assert trainer.evaluate()["eval_forget_loss"] > 0
 
 
 def test_the_run_uses_no_random_numbers_for_the_reference(build):
@@ -248,7 +248,7 @@ def test_several_evaluation_sets_during_training(build, forget, retain):
     )
     trainer.train()
     known = [entry["eval_known_loss"] for entry in trainer.state.log_history if "eval_known_loss" in entry]
-    other = [entry["eval_other_npo_loss"] for entry in trainer.state.log_history if "eval_other_npo_loss" in entry]
+    other = [entry["eval_other_forget_loss"] for entry in trainer.state.log_history if "eval_other_forget_loss" in entry]
     assert len(known) == len(other) == 2 and known[0] != known[1]
     json.dumps(trainer.state.log_history)
     assert trainer.state.best_metric == min(known)
@@ -269,13 +269,13 @@ def test_compute_loss_by_hand_is_the_mean_over_its_batch(build):
     loss, parts = trainer.compute_loss(trainer.model, batch, return_outputs=True)
     metrics = trainer.evaluate()
     assert loss.item() == pytest.approx(metrics["eval_loss"], rel=1e-5)
-    assert parts["npo_loss"].shape == (8,)
+    assert parts["forget_loss"].shape == (8,)
 
 
 def test_bf16_autocast_trains(build):
     trainer = build(bf16=True, max_steps=3)
     trainer.train()
-    first = [entry["npo_loss"] for entry in trainer.state.log_history if "npo_loss" in entry][0]
+    first = [entry["forget_loss"] for entry in trainer.state.log_history if "forget_loss" in entry][0]
     assert first == pytest.approx(13.863, abs=0.3)  # the reference is read in the same precision
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
