@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from monitor.stimuli.forget_set import SPLITS, ForgetSet, Problem, load_forget_set, validate_forget_set
-from recipes.concepts import concept_names, concept_path
+from recipes.concepts import concept_names
+from recipes.forget_set_arguments import column_mapping, forget_set_source
 
 FRAGMENTATION_PAIRS = 10  # as many as its batches
 
@@ -21,10 +22,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     Exit status 0 if the file can be used (warnings allowed), 1 if it cannot, 2 for a wrong command.
     """
     arguments = _parser().parse_args(argv)
-    options = {"variants": arguments.variants, "columns": arguments.columns, "entities": arguments.entities}
+    options = {"variants": arguments.variants, "entities": arguments.entities}
     try:
-        path = concept_path(arguments.file)
-        problems = validate_forget_set(path, **options)
+        source = forget_set_source(arguments.file)
+        options["columns"] = column_mapping(arguments.columns)
+        problems = validate_forget_set(source, **options)
     except (FileNotFoundError, ValueError) as error:  # a wrong path or option, not a fault in the file
         print(f"latentwatch check: {error}", file=sys.stderr)
         sys.exit(2)
@@ -33,45 +35,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not n_errors:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # every unchanged pair is among the problems already
-            forget_set = load_forget_set(path, **options)
+            forget_set = load_forget_set(source, **options)
     if arguments.json is not None:
         _write_json(arguments.json, _records(problems, forget_set))
     if arguments.json != "-":
-        _print(path, problems, forget_set)
+        files = source.values() if isinstance(source, dict) else [source]
+        _print(", ".join(map(str, files)), problems, forget_set)
     if n_errors:
         sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="latentwatch check", description="Say what is wrong with a forget set.")
-    parser.add_argument("file", help=f"JSONL or .json file, or a bundled concept: {', '.join(concept_names())}")
+    parser.add_argument(
+        "file",
+        nargs="+",
+        help="JSONL, .json or .parquet file, or a file a split, forget=FILE retain=FILE heldout=FILE; or a bundled "
+        f"concept: {', '.join(concept_names())}",
+    )
     parser.add_argument("--entities", help="entity table (default: entities.json beside the file)")
     parser.add_argument(
-        "--columns", type=_columns, help="our names to the file's: question=prompt,answer=response,forget=qa_pairs"
+        "--columns",
+        nargs="+",
+        metavar="NAME=COLUMN",
+        help="our names to the file's, after the file: question=prompt answer=response forget=qa_pairs",
     )
     parser.add_argument("--variants", type=int, default=8, help="anonymised variants a pair (default: 8)")
     parser.add_argument("--json", metavar="FILE", help="write the findings as JSON records; - for standard output")
     return parser
 
 
-def _columns(text: str) -> dict[str, str]:
-    columns = {}
-    for item in text.split(","):
-        ours, equals, theirs = (part.strip() for part in item.partition("="))
-        if not ours or not equals or not theirs:
-            raise argparse.ArgumentTypeError(f"expected name=column,..., got {item!r}")
-        if ours in columns:
-            raise argparse.ArgumentTypeError(f"{ours!r} is mapped twice")
-        columns[ours] = theirs
-    return columns
-
-
-def _print(path: Path, problems: list[Problem], forget_set: ForgetSet | None) -> None:
+def _print(files: str, problems: list[Problem], forget_set: ForgetSet | None) -> None:
     for problem in problems:
         message = "warning: " + problem.message if problem.severity == "warning" else problem.message
         print(Problem(problem.line, problem.field, message, problem.severity, problem.file))
     n_errors = sum(problem.severity == "error" for problem in problems)
-    print(f"{path}: {n_errors} error(s), {len(problems) - n_errors} warning(s)")
+    print(f"{files}: {n_errors} error(s), {len(problems) - n_errors} warning(s)")
     if forget_set is not None:
         for split in SPLITS:
             usable = len(forget_set.fragmentation_pairs(split))

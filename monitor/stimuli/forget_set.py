@@ -7,20 +7,52 @@ The file is JSONL, one pair a line::
 with ``split`` one of ``forget | retain | heldout``, and optionally ``id`` and ``anonymized``, a list of
 ``{"question": ..., "answer": ...}``, one a variant. Beside it an optional ``entities.json``, entity to list of
 substitutes, from which missing variants are made.
+
+Other layouts come in by column mapping. Of four benchmarks' own files, as their authors lay them out:
+
+TOFU (arXiv 2401.06121), one file a split, JSON Lines by the name of .json; nothing to map::
+
+    load_forget_set({"forget": "forget10.json", "retain": "retain90.json"})
+
+with ``columns={"question": "question", "answer": "answer"}`` for files with further columns, as ``*_perturbed.json``
+and ``real_authors.json`` are.
+
+MUSE knowmem (arXiv 2407.06460), one Parquet file a split; nothing to map::
+
+    load_forget_set({"forget": "forget_qa.parquet", "retain": "retain_qa.parquet"})
+
+WMDP (arXiv 2403.03218), the answer being a number in a list of choices (MMLU, to retain, is laid out alike)::
+
+    load_forget_set({"forget": "bio.parquet", "retain": "mmlu.parquet"}, columns={"choices": "choices"})
+
+ConceptVectors (arXiv 2406.11614), a record a concept, of which the completions have answers::
+
+    load_forget_set("llama2-7b_concepts_test.json", columns={
+        "question": "text_completion.First_half", "answer": "text_completion.Second_half",
+        "split": "Concept", "forget": "Harry Potter", "retain": "*"})
+
+Its ``QA`` and ``unrelated_QA`` are questions without answers, and refused as such; where generated answers stand in a
+list beside them, ``{"question": "QA", "answer": "gpt_gold_answer"}`` pairs the two lists.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from monitor.stimuli.pairs_check import check_pairs
-from monitor.stimuli.pairs_file import MIN_SUBSTITUTES, SPLITS, PairsFile, Problem, closest, read_pairs_file
+from monitor.stimuli.pairs_file import MIN_SUBSTITUTES, SPLITS, PairsFile, Problem, closest
+from monitor.stimuli.pairs_read import read_pairs_file
 
 __all__ = ["SPLITS", "ForgetSet", "Pair", "Problem", "load_forget_set", "validate_forget_set"]
+
+Records: TypeAlias = Iterable[Mapping[str, Any]]
+Source: TypeAlias = str | Path | Records | Mapping[str, str | Path | Records]
 
 
 @dataclass(frozen=True)
@@ -74,7 +106,7 @@ class ForgetSet:
 
 
 def load_forget_set(
-    path: str | Path,
+    source: Source,
     *,
     variants: int = MIN_SUBSTITUTES,
     columns: Mapping[str, str] | None = None,
@@ -85,26 +117,35 @@ def load_forget_set(
 
     Parameters
     ----------
-    path : path
-        JSONL, or a ``.json`` file holding a list of pairs or an object of such lists.
+    source : path, records, or mapping of split to either
+        A file: JSON Lines; ``.json``, which holds a list of pairs, an object of such lists, one record, or JSON Lines
+        all the same; or ``.parquet``. Records in memory: a `datasets.Dataset`, a list of dicts. By split,
+        ``{"forget": ..., "retain": ..., "heldout": ...}``, of which the first must be there.
     variants : int, >= 1
         K, how many variants a pair gets. Of given variants the first K are taken; where a file gives fewer, all of its
         pairs have as many as it gives.
     columns : mapping, optional
         Our name to the file's, for other layouts: ``{"question": "prompt", "answer": "response"}``. Keys that are not
-        mapped are then ignored. In an object of lists, split names map to the lists' names
-        (``{"forget": "qa_eval_pairs"}``) and other lists are left out. A file that names no split is all to forget.
+        mapped are then ignored. Our names are ``question, answer, split, id, anonymized, anonymized_answer``, and:
+
+        - ``choices``, a list of texts: the answer is then a number from 0 or a letter from A in it, or one of them.
+        - ``forget, retain, heldout``: the names of lists in an object of lists (``{"forget": "qa_eval_pairs"}``),
+          else values of the column mapped to ``split``, ``"*"`` being every value not named. Others are left out.
+
+        A dotted path leads into objects, and into each object of a list. Where the mapped question is a list, the
+        record is as many pairs: the other columns are lists of that length, or one split or id for all. A file that
+        names no split is all to forget. Several files have one mapping.
     entities : path, optional
-        The entity table; by default ``entities.json`` beside the file, if there.
+        The entity table; by default ``entities.json`` beside the file (the one to forget, of several), if there.
     name : str, optional
-        By default the folder's name for ``pairs.jsonl``, else the file's stem.
+        By default the folder's name for ``pairs.jsonl``, else the file's stem (the one to forget), or ``"records"``.
 
     Raises
     ------
     FileNotFoundError
         If a file is not there.
     ValueError
-        One error that lists everything wrong, each with its line.
+        One error that lists everything wrong, each with its line; or a source or a mapping that fits no file.
 
     Warns
     -----
@@ -117,18 +158,18 @@ def load_forget_set(
     ``anonymized_answer`` if there is one mapped; else the k-th is the answer anonymised with the entity table's k-th
     substitutes; else, without a table, it is the answer as it stands.
     """
-    file = _checked_file(path, variants, columns, entities)
+    file = _checked_file(source, variants, columns, entities)
+    title = ", ".join(file.sources)
     errors = [problem for problem in file.problems if problem.severity == "error"]
     if errors:
         shown = "\n".join(f"  {problem}" for problem in errors)
-        raise ValueError(f"{path} is not a usable forget set; {len(errors)} error(s):\n{shown}")
-    default_name = file.path.resolve().parent.name if file.path.name == "pairs.jsonl" else file.path.stem
-    forget_set = ForgetSet(name or default_name, _pairs_of(file))
+        raise ValueError(f"{title} is not a usable forget set; {len(errors)} error(s):\n{shown}")
+    forget_set = ForgetSet(name or _default_name(source), _pairs_of(file))
     unchanged = forget_set.unchanged
     if unchanged:
         ids = ", ".join(unchanged[:10]) + (", ..." if len(unchanged) > 10 else "")
         warnings.warn(
-            f"{path}: anonymisation leaves {len(unchanged)} forget or held-out pair(s) unchanged ({ids}); they are "
+            f"{title}: anonymisation leaves {len(unchanged)} forget or held-out pair(s) unchanged ({ids}); they are "
             "left out of the fragmentation stimuli. Add their entities to the entity table, or give `anonymized`.",
             stacklevel=2,
         )
@@ -136,7 +177,7 @@ def load_forget_set(
 
 
 def validate_forget_set(
-    path: str | Path,
+    source: Source,
     *,
     variants: int = MIN_SUBSTITUTES,
     columns: Mapping[str, str] | None = None,
@@ -147,24 +188,34 @@ def validate_forget_set(
     Returns
     -------
     list of Problem
-        By line, the pairs' file before the entity table; empty if all is well.
+        By line, the pairs' files before the entity table; empty if all is well.
 
     Raises
     ------
     FileNotFoundError
         If a file is not there.
+    ValueError
+        For a source or a mapping that fits no file.
     """
-    return _checked_file(path, variants, columns, entities).problems
+    return _checked_file(source, variants, columns, entities).problems
 
 
 def _checked_file(
-    path: str | Path, variants: int, columns: Mapping[str, str] | None, entities: str | Path | None
+    source: Source, variants: int, columns: Mapping[str, str] | None, entities: str | Path | None
 ) -> PairsFile:
     if not isinstance(variants, int) or variants < 1:
         raise ValueError(f"variants must be an int of at least 1, got {variants!r}")
-    file = read_pairs_file(Path(path), variants, columns, entities)
+    file = read_pairs_file(source, variants, columns, entities)
     check_pairs(file, variants)
     return file
+
+
+def _default_name(source: Source) -> str:
+    first = source["forget"] if isinstance(source, Mapping) else source
+    if not isinstance(first, (str, os.PathLike)):
+        return "records"
+    path = Path(first)
+    return path.resolve().parent.name if path.name == "pairs.jsonl" else path.stem
 
 
 def _pairs_of(file: PairsFile) -> tuple[Pair, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from numbers import Integral
+from string import ascii_uppercase
 
 from monitor.stimuli.anonymise import anonymise, find_entities
 from monitor.stimuli.pairs_file import KEYS, SPLITS, PairsFile, Row, closest, nfc
@@ -19,14 +21,17 @@ def check_pairs(file: PairsFile, variants: int) -> None:
         if row.sound:
             _check_variants(file, row)
     _check_use_of_table(file)
-    file.problems.sort(key=lambda problem: (problem.file != str(file.path), problem.line))
+    order = {name: i for i, name in enumerate(file.sources)}
+    file.problems.sort(key=lambda problem: (order.get(problem.file, len(order)), problem.line))
 
 
 def _check_fields(file: PairsFile, row: Row) -> None:
     values = row.values
     for key in values.pop("unknown", []):
-        file.report_row(row, key, f"unknown key, expected {', '.join(KEYS)}{closest(key, KEYS)}")
-    for key in ("question", "answer"):
+        hint = closest(key, KEYS) or "; with `columns` given other keys are left out"
+        file.report_row(row, key, f"unknown key, expected {', '.join(KEYS)}{hint}")
+    chosen = values.get("choices") is None or _choose(file, row)
+    for key in ("question", "answer") if chosen else ("question",):
         if key not in values:
             file.report_row(row, key, f"missing: give the {key}")
         elif not isinstance(values[key], str):
@@ -50,6 +55,38 @@ def _check_fields(file: PairsFile, row: Row) -> None:
         file.report_row(row, "answer", f"{values['answer']!r} is given away in the question", "warning")
 
 
+def _choose(file: PairsFile, row: Row) -> bool:
+    """Put the chosen text in the answer's place, where that is a number from 0, a letter from A, or the text itself.
+
+    Returns whether that was possible; if not, it is reported.
+    """
+    choices, answer = row.values["choices"], row.values.get("answer")
+    if not isinstance(choices, list) or not choices or not all(map(_is_text, choices)):
+        file.report_row(row, "choices", f"expected a list of texts, none of them empty, got {choices!r:.60}")
+        return False
+    letters = ascii_uppercase[: len(choices)]
+    if isinstance(answer, Integral) and not isinstance(answer, bool):
+        if 0 <= answer < len(choices):
+            row.values["answer"] = choices[int(answer)]
+            return True
+    elif answer in choices:
+        # Of choices that are letters themselves, in another order, an answer "A" could be either.
+        if not _is_letter(answer, letters) or choices[letters.index(answer)] == answer:
+            return True
+        file.report_row(row, "answer", f"{answer!r} is one of the choices and the letter of another: give its number")
+        return False
+    elif _is_letter(answer, letters):
+        row.values["answer"] = choices[letters.index(answer)]
+        return True
+    wanted = f"a number from 0 to {len(choices) - 1}, a letter from A to {letters[-1]}, or one of the choices"
+    file.report_row(row, "answer", f"expected {wanted}, got {answer!r:.40}")
+    return False
+
+
+def _is_letter(answer: object, letters: str) -> bool:
+    return isinstance(answer, str) and len(answer) == 1 and answer in letters
+
+
 def _encodable(text: str) -> bool:
     try:
         text.encode("utf-8")
@@ -60,7 +97,7 @@ def _encodable(text: str) -> bool:
 
 def _check_duplicates(file: PairsFile) -> None:
     ids: dict[str, Row] = {}
-    questions: dict[str, Row] = {}
+    questions: dict[tuple[str, ...], Row] = {}
     for row in file.rows:
         if not row.sound:
             continue
@@ -68,18 +105,18 @@ def _check_duplicates(file: PairsFile) -> None:
         if "id" in values:
             first = ids.setdefault(values["id"], row)
             if first is not row:
-                file.report_row(row, "id", f"duplicate: {values['id']!r} is the id of {_where(first)} too")
-        first = questions.setdefault(_words(values["question"]), row)
+                file.report_row(row, "id", f"duplicate: {values['id']!r} is the id of {first.where(row)} too")
+        first = questions.setdefault(_asked(values), row)
         if first is row:
             continue
         if first.values["split"] != values["split"]:
-            message = f"duplicate: {_where(first)} asks it too, for the split {first.values['split']}"
+            message = f"duplicate: {first.where(row)} asks it too, for the split {first.values['split']}"
             file.report_row(row, "question", message)
         else:
             same = _words(first.values["answer"]) == _words(values["answer"])
-            message = f"duplicate: {_where(first)} " + ("is the same pair" if same else "asks it too")
+            message = f"duplicate: {first.where(row)} " + ("is the same pair" if same else "asks it too")
             file.report_row(row, "question", f"{message}; it counts twice", "warning")
-    if file.rows and not any(row.values.get("split") == "forget" for row in file.rows):
+    if file.rows and not file.unread and not any(row.values.get("split") == "forget" for row in file.rows):
         file.report("no pair to forget: give some the split forget", field="split")
 
 
@@ -171,10 +208,6 @@ def _entities_of(file: PairsFile, row: Row) -> set[str]:
     return {entity for text in filter(_is_text, texts) for _, _, entity in find_entities(text, file.table or ())}
 
 
-def _where(row: Row) -> str:
-    return f"line {row.line}" if row.line else row.place.rstrip(".")
-
-
 def _as_list(value: object) -> list:
     return value if isinstance(value, list) else [value]
 
@@ -186,6 +219,11 @@ def _is_text(value: object) -> bool:
 def _words(text: str) -> str:
     """Case-folded words only: what makes two texts the same question."""
     return " ".join(re.findall(r"\w+", text.casefold())) or text
+
+
+def _asked(values: dict) -> tuple[str, ...]:
+    """What makes two questions the same: "which of these" is another question with other choices."""
+    return (_words(values["question"]), *sorted(map(_words, values.get("choices") or [])))
 
 
 def _gives_away(question: str, answer: str) -> bool:

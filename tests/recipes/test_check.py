@@ -125,3 +125,18 @@ def test_the_bundled_concept_is_clean_and_the_module_runs():
     run = subprocess.run([sys.executable, "-m", "recipes.check", "harry_potter"], capture_output=True, text=True)
     assert run.returncode == 0
     assert "0 error(s), 0 warning(s)" in run.stdout
+
+
+def test_a_file_a_split_and_columns_by_themselves(tmp_path, capsys):
+    forget, retain = tmp_path / "f.json", tmp_path / "r.jsonl"
+    forget.write_text(json.dumps([{"q": "Which?", "choices": ["a boat", "a cart"], "answer": 1}]))
+    retain.write_text(json.dumps({"q": "Where?", "choices": ["here", "there"], "answer": 2}) + "\n")
+    arguments = [f"forget={forget}", f"retain={retain}", "--columns", "question=q", "choices=choices"]
+    assert status(*arguments) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{retain}:1: answer: expected a number from 0 to 1")
+    assert lines[1] == f"{forget}, {retain}: 1 error(s), 0 warning(s)"
+    assert status(f"forget={forget}", "--columns", "question=q", "choices=choices") == 0
+    assert "forget       1 pairs" in capsys.readouterr().out
+    assert status(f"forget={forget}", f"retian={retain}") == 2
+    assert "did you mean 'retain'" in capsys.readouterr().err
