@@ -20,15 +20,17 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from monitor.anatomy import Anatomy, find_anatomy
-from monitor.plan import Answers, Batch, Plan, States, build_plan, resolve_layer
+from monitor.device_batch import DeviceBatch, Store
+from monitor.plan import Answers, Batch, Plan, Request, States, TokenStates, build_plan, resolve_layer
 from monitor.ranks import rank, world_size
-from monitor.results import Activations, AnswerScores, answer_offsets
+from monitor.results import Activations, AnswerScores
 
 __all__ = [
     "Activations",
     "AnswerScores",
     "Answers",
     "States",
+    "TokenStates",
     "measure_activations",
     "plan_activations",
     "resolve_layer",
@@ -39,7 +41,7 @@ DEFAULT_TOKEN_BUDGET = 2048
 
 
 def plan_activations(
-    model: nn.Module, tokenizer, requests: Sequence[States | Answers], *, max_length: int | None = None
+    model: nn.Module, tokenizer, requests: Sequence[Request], *, max_length: int | None = None
 ) -> Plan:
     """Tokenise and deduplicate `requests` for `model`; see `monitor.plan.build_plan`.
 
@@ -69,7 +71,7 @@ def plan_activations(
 def measure_activations(
     model: nn.Module,
     tokenizer,
-    requests: Sequence[States | Answers],
+    requests: Sequence[Request],
     *,
     token_budget: int = DEFAULT_TOKEN_BUDGET,
     max_length: int | None = None,
@@ -83,7 +85,7 @@ def measure_activations(
         A transformers model, optionally under PEFT, DDP or FSDP. Left as it was found: weights, modes, hooks, caches
         and random-number generators.
     tokenizer : PreTrainedTokenizerBase
-    requests : sequence of States or Answers
+    requests : sequence of States, Answers or TokenStates
     token_budget : int, default 2048
         Padded tokens in a batch. Halved for as long as the device runs out of memory.
     max_length : int, optional
@@ -119,7 +121,7 @@ def run_plan(
             f"The plan was made for a model of {plan.n_layers} blocks and {plan.vocab_size} tokens, this one has "
             f"{anatomy.n_layers} and {anatomy.vocab_size}. Reference and model must share architecture and tokenizer."
         )
-    store = _Store(plan, anatomy)
+    store = Store(plan, anatomy)
     world = world_size()
     batches = plan.batches(token_budget)
     mine = batches[rank() :: world]
@@ -160,44 +162,13 @@ class _Stop(Exception):
     """Leaves a forward once everything that was asked for has been read."""
 
 
-class _Store:
-    """Results on the device, written batch by batch, moved to the CPU once."""
-
-    def __init__(self, plan: Plan, anatomy: Anatomy) -> None:
-        self.plan = plan
-        self.discard = False
-        device, d = anatomy.device, anatomy.hidden_size
-        self.states = [torch.zeros(len(s.sequences), len(s.layers), d, device=device) for s in plan.slots]
-        self.row = [{sequence: row for row, sequence in enumerate(s.sequences)} for s in plan.slots]
-        self.offsets = answer_offsets(plan)
-        self.wide = answer_offsets(plan, distribution=True)
-        n_tokens = max((stop for _, stop in self.offsets.values()), default=0)
-        n_rows = max((stop for _, stop in self.wide.values()), default=0)
-        self.log_probs = torch.zeros(n_tokens, device=device)
-        self.greedy = torch.zeros(n_tokens, device=device, dtype=torch.uint8)
-        self.log_distribution = torch.zeros(n_rows, plan.vocab_size if n_rows else 0, device=device)
-
-    def gather(self, world: int) -> dict[str, Tensor]:
-        tensors = {f"states.{i}": t for i, t in enumerate(self.states)}
-        if self.plan.answer_start:
-            tensors["answers.log_probs"] = self.log_probs
-            tensors["answers.greedy"] = self.greedy
-        if self.plan.distribution:
-            tensors["answers.log_distribution"] = self.log_distribution
-        if world > 1:
-            # Each row was written by one rank and is zero on the others.
-            for tensor in tensors.values():
-                torch.distributed.all_reduce(tensor)
-        return {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
 class _Reader:
     """The hooks, and one batch's forward through them."""
 
-    def __init__(self, anatomy: Anatomy, plan: Plan, store: _Store) -> None:
+    def __init__(self, anatomy: Anatomy, plan: Plan, store: Store) -> None:
         self.anatomy, self.plan, self.store = anatomy, plan, store
         self.handles: list = []
-        self.batch: _DeviceBatch | None = None
+        self.batch: DeviceBatch | None = None
         known = inspect.signature(type(anatomy.inner).forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         options = {"use_cache": False, "output_hidden_states": False, "output_attentions": False, "return_dict": True}
@@ -206,6 +177,7 @@ class _Reader:
     def __enter__(self) -> _Reader:
         anatomy = self.anatomy
         wanted = {layer for slot in self.plan.slots for layer in slot.layers}
+        wanted |= {slot.layer for slot in self.plan.token_slots}
         for i, block in enumerate(anatomy.blocks):
             if i in wanted:
                 # prepend: run before FSDP gathers the block's parameters, which a stop would leave unsharded.
@@ -222,7 +194,7 @@ class _Reader:
         self.batch = None
 
     def read(self, batch: Batch) -> None:
-        self.batch = _DeviceBatch(batch, self.plan, self.store, self.anatomy.device)
+        self.batch = DeviceBatch(batch, self.plan, self.store, self.anatomy.device)
         inputs = {"input_ids": self.batch.input_ids, **self.options}
         if self.batch.padded:
             inputs["attention_mask"] = self.batch.mask.long()
@@ -279,87 +251,6 @@ class _Reader:
             torch.cuda.empty_cache()
 
 
-class _DeviceBatch:
-    """One batch on the device: ids, masks, pooling weights, and where its results go."""
-
-    def __init__(self, batch: Batch, plan: Plan, store: _Store, device: torch.device) -> None:
-        self.plan, self.store, self.stop, self.head = plan, store, batch.stop, batch.head
-        sequences = batch.sequences
-        lengths = [len(plan.sequences[i]) for i in sequences]
-        width = max(lengths)
-        ids = torch.full((len(sequences), width), plan.pad_token_id, dtype=torch.long)
-        for row, i in enumerate(sequences):
-            ids[row, : lengths[row]] = torch.tensor(plan.sequences[i])
-        self.padded = min(lengths) < width
-        self.input_ids = ids.to(device, non_blocking=True)
-        length = torch.tensor(lengths).to(device, non_blocking=True)
-        self.mask = torch.arange(width, device=device) < length.unsqueeze(1)
-        self.last = length - 1
-        skip = torch.tensor([plan.skip[i] for i in sequences]).to(device, non_blocking=True)
-        self.no_sink = self.mask & (torch.arange(width, device=device) >= skip.unsqueeze(1))
-        # For each slot: which rows of the batch go to which rows of the store.
-        self.targets = []
-        for slot, states in enumerate(store.states):
-            pairs = [(row, store.row[slot][i]) for row, i in enumerate(sequences) if i in store.row[slot]]
-            if pairs:
-                source, target = torch.tensor(pairs).to(device, non_blocking=True).unbind(1)
-                layers = {layer: k for k, layer in enumerate(plan.slots[slot].layers)}
-                self.targets.append((plan.slots[slot].pooling, layers, source, target, states))
-        if self.head:
-            self._locate_answers(sequences, width, device)
-
-    def _locate_answers(self, sequences: Sequence[int], width: int, device: torch.device) -> None:
-        positions, tokens, target, wide_source, wide_target = [], [], [], [], []
-        for row, i in enumerate(sequences):
-            start, n = self.plan.answer_start[i], self.plan.answer_length(i)
-            if i in self.plan.distribution:
-                wide_source += range(len(positions), len(positions) + n)
-                wide_target += range(*self.store.wide[i])
-            positions += range(row * width + start - 1, row * width + start - 1 + n)  # the row before predicts a token
-            tokens += self.plan.sequences[i][start:]
-            target += range(*self.store.offsets[i])
-        on_device = [torch.tensor(v, dtype=torch.long).to(device, non_blocking=True) for v in
-                     (positions, tokens, target, wide_source, wide_target)]  # fmt: skip
-        self.answer_positions, self.answer_tokens, self.answer_target, self.wide_source, self.wide_target = on_device
-
-    def write_states(self, layer: int, hidden: Tensor) -> None:
-        pooled: dict[str, Tensor] = {}
-        for pooling, layers, source, target, states in self.targets:
-            if layer in layers:
-                if pooling not in pooled:
-                    pooled[pooling] = self._pool(pooling, hidden)
-                states[target, layers[layer]] = pooled[pooling][source].to(states.device)
-
-    def _pool(self, pooling: str, hidden: Tensor) -> Tensor:
-        """[B, T, d] of any dtype -> [B, d] float32. Padding is never multiplied in, so it may hold anything."""
-        hidden = hidden.float()
-        if pooling == "last":
-            return hidden[torch.arange(len(hidden), device=hidden.device), self.last.to(hidden.device)]
-        mask = (self.no_sink if pooling == "mean_no_sink" else self.mask).to(hidden.device).unsqueeze(-1)
-        if pooling == "max":
-            return hidden.masked_fill(~mask, -torch.inf).amax(1)
-        if self.padded:
-            return hidden.masked_fill(~mask, 0.0).sum(1) / mask.sum(1)
-        if pooling == "mean":
-            return hidden.mean(1)
-        weights = mask.transpose(1, 2).float()
-        return torch.bmm(weights, hidden).squeeze(1) / weights.sum(2)
-
-    def write_answers(self, logits: Tensor) -> None:
-        """logits [1, n_rows, V], the rows `answer_positions` asked for."""
-        rows = logits[0].float()
-        normaliser = rows.logsumexp(-1)
-        tokens, target = self.answer_tokens.to(rows.device), self.answer_target
-        log_probs = rows.gather(1, tokens.unsqueeze(1)).squeeze(1) - normaliser
-        store = self.store
-        store.log_probs[target] = log_probs.to(store.log_probs.device)
-        store.greedy[target] = (rows.argmax(-1) == tokens).to(store.greedy.device, torch.uint8)
-        if len(self.wide_source):
-            source = self.wide_source.to(rows.device)
-            wide = rows[source] - normaliser[source].unsqueeze(1)
-            store.log_distribution[self.wide_target] = wide.to(store.log_distribution.device)
-
-
 @contextmanager
 def _undisturbed(anatomy: Anatomy) -> Iterator[None]:
     """Evaluation mode without gradients; modes per module and random-number generators come back as they were."""
@@ -401,9 +292,17 @@ def _warn_if_not_finite(plan: Plan, tensors: dict[str, Tensor]) -> None:
         bad = ~torch.isfinite(tensors[f"states.{i}"]).all(-1)
         if bad.any():
             layers = [layer for layer, column in zip(slot.layers, bad.any(0).tolist(), strict=True) if column]
-            warnings.warn(
-                f"Hidden states of {int(bad.any(1).sum())} of {len(bad)} texts are not finite at layers {layers}; the "
-                "readings that need them are invalid. The model may have diverged, or its dtype overflows (float16 "
-                "does on models with massive activations): load it in bfloat16 or float32.",
-                stacklevel=3,
-            )
+            _warn_of_overflow(f"{int(bad.any(1).sum())} of {len(bad)} texts", layers)
+    for i, slot in enumerate(plan.token_slots):
+        bad = ~torch.isfinite(tensors[f"tokens.{i}"]).all(-1)
+        if bad.any():
+            _warn_of_overflow(f"{int(bad.sum())} of {len(bad)} tokens", [slot.layer])
+
+
+def _warn_of_overflow(what: str, layers: list[int]) -> None:
+    warnings.warn(
+        f"Hidden states of {what} are not finite at layers {layers}; the readings that need them are invalid. The "
+        "model may have diverged, or its dtype overflows (float16 does on models with massive activations): load it in "
+        "bfloat16 or float32.",
+        stacklevel=4,
+    )

@@ -45,7 +45,7 @@ class States:
             raise ValueError("`texts` must be a sequence of strings, got one string; wrap it in a tuple.")
         object.__setattr__(self, "texts", tuple(self.texts))
         if not isinstance(self.layers, str):
-            object.__setattr__(self, "layers", tuple(self.layers))
+            object.__setattr__(self, "layers", tuple(map(_told_apart, self.layers)))
         elif self.layers != "all":
             raise ValueError(f"`layers` must be a tuple of layers or 'all', got {self.layers!r}.")
         if self.pooling not in POOLINGS:
@@ -71,14 +71,53 @@ class Answers:
     distribution: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompts", tuple(self.prompts))
-        object.__setattr__(self, "answers", tuple(self.answers))
-        if len(self.prompts) != len(self.answers):
-            raise ValueError(
-                f"`prompts` and `answers` must have the same length, got {len(self.prompts)} and {len(self.answers)}."
-            )
-        _check_texts("prompts", self.prompts)
-        _check_texts("answers", self.answers)
+        _check_pairs(self)
+
+
+@dataclass(frozen=True)
+class TokenStates:
+    """The hidden states of every token of ``prompt + answer`` to be read, without pooling, at one layer.
+
+    Parameters
+    ----------
+    prompts, answers : tuples of str, of the same length
+        As in `Answers`, and tokenised the same way: no token is appended after the answer.
+    layer : int or float
+        A hidden-state index 0..L or a fraction of the depth, as in `States`.
+
+    Notes
+    -----
+    A pass holds tokens x hidden_size float32 of these on the device until it ends.
+    """
+
+    prompts: tuple[str, ...]
+    answers: tuple[str, ...]
+    layer: int | float
+
+    def __post_init__(self) -> None:
+        _check_pairs(self)
+        object.__setattr__(self, "layer", _told_apart(self.layer))
+
+
+Request = States | Answers | TokenStates
+
+
+def _told_apart(layer: int | float) -> int | float:
+    """The whole depth as -1, because 1.0 == 1: requests for the last and for the first layer would be equal."""
+    return -1 if isinstance(layer, float) and layer == 1.0 else layer
+
+
+def _check_pairs(request: Answers | TokenStates) -> None:
+    """Make `prompts` and `answers` tuples and check that they pair."""
+    for name in ("prompts", "answers"):
+        if isinstance(getattr(request, name), str):
+            raise ValueError(f"`{name}` must be a sequence of strings, got one string; wrap it in a tuple.")
+        object.__setattr__(request, name, tuple(getattr(request, name)))
+    n_prompts, n_answers = len(request.prompts), len(request.answers)
+    if n_prompts != n_answers:
+        raise ValueError(f"`prompts` and `answers` must have the same length, got {n_prompts} and {n_answers}.")
+    _check_texts("prompts", request.prompts)
+    _check_texts("answers", request.answers)
 
 
 def _check_texts(name: str, texts: tuple[str, ...]) -> None:
@@ -130,6 +169,14 @@ class StatesSlot:
 
 
 @dataclass(frozen=True)
+class TokensSlot:
+    """Where the token states of one layer are stored: a tensor [tokens of all the sequences, d], in their order."""
+
+    layer: int
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Batch:
     """Sequences read together. `stop` is the deepest hidden state needed; `head` whether answers are scored."""
 
@@ -154,6 +201,8 @@ class Plan:
     answer_rows : dict Answers -> list of sequences
     distribution : set of int
         Sequences whose log-softmax rows are wanted.
+    token_slots : list of TokensSlot
+    token_rows : dict TokenStates -> (token slot index, list of sequences)
     """
 
     n_layers: int
@@ -166,6 +215,8 @@ class Plan:
     answer_start: dict[int, int] = field(default_factory=dict)
     answer_rows: dict[Answers, list[int]] = field(default_factory=dict)
     distribution: set[int] = field(default_factory=set)
+    token_slots: list[TokensSlot] = field(default_factory=list)
+    token_rows: dict[TokenStates, tuple[int, list[int]]] = field(default_factory=dict)
 
     def answer_length(self, sequence: int) -> int:
         start = self.answer_start.get(sequence)
@@ -186,6 +237,8 @@ class Plan:
             "answers": sorted(self.answer_start.items()),
             "distribution": sorted(self.distribution),
         }
+        if self.token_slots:  # left out otherwise: the hashes of plans without token states stay what they were
+            spec["tokens"] = [(s.layer, s.sequences) for s in self.token_slots]
         return hashlib.sha256(json.dumps(spec).encode()).hexdigest()
 
     def batches(self, token_budget: int) -> list[Batch]:
@@ -198,6 +251,9 @@ class Plan:
         for slot in self.slots:
             for sequence in slot.sequences:
                 stop[sequence] = max(stop[sequence], max(slot.layers))
+        for slot in self.token_slots:
+            for sequence in slot.sequences:
+                stop[sequence] = max(stop[sequence], slot.layer)
         keys = [(i in self.answer_start, stop[i]) for i in range(len(self.sequences))]
         order = sorted(range(len(self.sequences)), key=lambda i: (keys[i], len(self.sequences[i]), i))
         # Logits rows are held in float32 next to the hidden states: bound them like a token budget of their own.
@@ -222,7 +278,7 @@ class Plan:
 
 def build_plan(
     tokenizer,
-    requests: Sequence[States | Answers],
+    requests: Sequence[Request],
     *,
     n_layers: int,
     vocab_size: int,
@@ -234,11 +290,12 @@ def build_plan(
     Parameters
     ----------
     tokenizer : PreTrainedTokenizerBase
-    requests : sequence of States or Answers
+    requests : sequence of States, Answers or TokenStates
     n_layers, vocab_size : int
         Of the model that will be read.
     max_length : int, optional
-        Tokens a sequence may have. Longer texts of `States` are cut, with a warning; longer `Answers` are an error.
+        Tokens a sequence may have. Longer texts of `States` are cut, with a warning; longer prompts with
+        their answers are an error.
     causal : bool, default True
         Whether the model is a decoder; only decoders have an attention sink at BOS worth a warning when the
         tokenizer has no BOS token.
@@ -262,7 +319,19 @@ def build_plan(
             plan.skip.append(int(bos is not None and key[0] == bos))
         return index[key]
 
+    def encode(prompt: str, answer: str) -> tuple[list[int], int]:
+        ids, start = encode_answer(tokenizer, prompt, answer)
+        if max_length is not None and len(ids) > max_length:
+            raise ValueError(
+                f"Prompt and answer have {len(ids)} tokens and the limit is {max_length}, so the answer would "
+                f"be cut: {prompt[:60]!r} ... Shorten it or raise `max_length`."
+            )
+        if start < 1:
+            raise ValueError(f"`prompts` must have at least one token each, got none for {prompt!r}.")
+        return ids, start
+
     slot_of: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    tokens_of: dict[int, list[int]] = {}
     wanted: list[tuple[States, tuple[str, tuple[int, ...]], list[int]]] = []
     for request in requests:
         if isinstance(request, States):
@@ -295,14 +364,7 @@ def build_plan(
         elif isinstance(request, Answers):
             rows = []
             for prompt, answer in zip(request.prompts, request.answers, strict=True):
-                ids, start = encode_answer(tokenizer, prompt, answer)
-                if max_length is not None and len(ids) > max_length:
-                    raise ValueError(
-                        f"Prompt and answer have {len(ids)} tokens and the limit is {max_length}, so the answer would "
-                        f"be cut: {prompt[:60]!r} ... Shorten it or raise `max_length`."
-                    )
-                if start < 1:
-                    raise ValueError(f"`prompts` must have at least one token each, got none for {prompt!r}.")
+                ids, start = encode(prompt, answer)
                 row = add(ids)
                 if plan.answer_start.setdefault(row, start) != start:
                     # The same tokens, divided elsewhere: a sequence of its own, read a second time.
@@ -314,8 +376,13 @@ def build_plan(
                     plan.distribution.add(row)
                 rows.append(row)
             plan.answer_rows[request] = rows
+        elif isinstance(request, TokenStates):
+            layer = resolve_layer(request.layer, n_layers)
+            rows = [add(encode(*pair)[0]) for pair in zip(request.prompts, request.answers, strict=True)]
+            tokens_of.setdefault(layer, []).extend(rows)
+            plan.token_rows[request] = (list(tokens_of).index(layer), rows)
         else:
-            raise ValueError(f"`requests` must hold States and Answers, got {type(request).__name__}.")
+            raise ValueError(f"`requests` must hold States, Answers and TokenStates, got {type(request).__name__}.")
 
     slots = list(slot_of)
     position: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
@@ -325,6 +392,7 @@ def build_plan(
         plan.slots.append(StatesSlot(key[0], key[1], unique))
     for request, key, rows in wanted:
         plan.slot_rows[request] = (slots.index(key), torch.tensor([position[key][r] for r in rows]))
+    plan.token_slots += [TokensSlot(layer, tuple(dict.fromkeys(rows))) for layer, rows in tokens_of.items()]
     if cut:
         warnings.warn(
             f"{len(cut)} of the texts are longer than {max_length} tokens and were cut; their pooled states leave out "

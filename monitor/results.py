@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from monitor.plan import Answers, Plan, States
+from monitor.plan import Answers, Plan, States, TokenStates
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Activations:
     hidden_size, vocab_size : int
     tensors : dict of str to Tensor
         ``states.<slot>`` [n, n_layers, d] float32, ``answers.log_probs`` and ``answers.greedy`` [total tokens],
-        ``answers.log_distribution`` [rows, vocab_size].
+        ``answers.log_distribution`` [rows, vocab_size], ``tokens.<slot>`` [total tokens, d] float32.
     """
 
     def __init__(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
@@ -56,7 +56,7 @@ class Activations:
 
     @property
     def hidden_size(self) -> int:
-        states = [t for name, t in self.tensors.items() if name.startswith("states.")]
+        states = [t for name, t in self.tensors.items() if name.startswith(("states.", "tokens."))]
         if not states:
             raise ValueError("No hidden states were requested in this pass.")
         return states[0].shape[-1]
@@ -74,6 +74,14 @@ class Activations:
         """Pooled states of a request, Tensor [n_texts, n_layers, d], float32."""
         slot, rows = self._slot(request)
         return self.tensors[f"states.{slot}"][rows]
+
+    def token_states(self, request: TokenStates) -> list[Tensor]:
+        """Hidden states of every token of ``prompt + answer``, one Tensor [T_i, d] float32 a pair, in its order."""
+        if request not in self.plan.token_rows:
+            raise KeyError("This request was not part of the pass; add it to what was planned.")
+        slot, sequences = self.plan.token_rows[request]
+        offsets = token_offsets(self.plan, slot)
+        return [self.tensors[f"tokens.{slot}"][slice(*offsets[i])] for i in sequences]
 
     def answers(self, request: Answers) -> AnswerScores:
         """Per-token scores of a request's answers."""
@@ -134,6 +142,16 @@ def answer_offsets(plan: Plan, distribution: bool = False) -> dict[int, tuple[in
     offsets, position = {}, 0
     for sequence in sorted(plan.distribution if distribution else plan.answer_start):
         end = position + plan.answer_length(sequence)
+        offsets[sequence] = (position, end)
+        position = end
+    return offsets
+
+
+def token_offsets(plan: Plan, slot: int) -> dict[int, tuple[int, int]]:
+    """Where each sequence's tokens lie in the flat tensor of a token slot."""
+    offsets, position = {}, 0
+    for sequence in plan.token_slots[slot].sequences:
+        end = position + len(plan.sequences[sequence])
         offsets[sequence] = (position, end)
         position = end
     return offsets
