@@ -1,0 +1,548 @@
+"""Weights between two models, or away from one: a series of checkpoints from full models or LoRA adapters.
+
+    latentwatch merge --model_a runs/safe --model_b runs/harmful --output_dir runs/merged
+    latentwatch merge --model_a BASE --model_b FINETUNED --negate 0.5 1 --output_dir runs/negated
+
+The first writes `runs/merged/ratio-0.30` and so on, (1 - ratio) * A + ratio * B; the second `runs/negated/negate-0.50`,
+A - scale * (B - A), which makes the base A forget what B was fine-tuned on. Each folder is a complete checkpoint (or a
+complete adapter), with A's config and tokenizer and a `merge.json` that says what it was made from. No model is loaded:
+weights are read and written shard by shard, on the CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from trl import TrlParser
+
+from recipes.embedded import ModelError
+from recipes.models import resolve_model
+from recipes.summary import write_records
+from trainers.weights import (
+    LoraAdapter,
+    check_ratio,
+    check_same_layout,
+    check_scale,
+    linear_merge,
+    lora_linear_merge,
+    lora_task_vector_negation,
+    task_vector_negation,
+)
+
+logger = logging.getLogger(__name__)
+
+# Both ends and the five mixtures of arXiv 2609.10060, appendix C.
+RATIOS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+FORMULAS = {"ratio": "(1 - ratio) * model_a + ratio * model_b", "negate": "model_a - negate * (model_b - model_a)"}
+
+LABELS = ("model_a", "model_b")
+SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+CONFIG, ADAPTER_CONFIG, RECORD = "config.json", "adapter_config.json", "merge.json"
+# What goes with the weights into a merge: configuration and tokenizer. Not code, not pickles, not a run's own records.
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "additional_chat_templates/*.jinja")
+NOT_COMPANIONS = ("*.index.json", ADAPTER_CONFIG, RECORD, "trainer_state.json", "*_results.json")
+# Config fields that do not shape the weights or what is computed from them.
+NEUTRAL = re.compile(
+    r"dropout|_token_id$|^(_name_or_path|transformers_version|dtype|torch_dtype|use_cache|initializer_range|id2label|"
+    r"label2id|problem_type|return_dict|output_.*|_attn_implementation.*|pretraining_tp|architectures)$"
+)
+
+
+@dataclass
+class MergeArguments:
+    """Which two models, how much of each, and where to.
+
+    Parameters
+    ----------
+    model_a, model_b : str
+        Two full models of one architecture or two LoRA adapters of one base: a folder, a Hub id or an embedded name.
+        With `negate`, A is the base and B what was fine-tuned from it; if B is an adapter, A may be its base model.
+    output_dir : str
+        Gets one folder a ratio or scale. A folder that is already there from the same merge is kept, so an interrupted
+        command continues.
+    ratios : list of float, optional
+        Shares of B in [0, 1]; 0 0.1 0.3 0.5 0.7 0.9 1 by default.
+    negate : list of float, optional
+        Scales of the task vector B - A that is subtracted from A, instead of `ratios`.
+    json : str, optional
+        Also write what was made as a list of flat records; "-" is standard output.
+    """
+
+    model_a: str = field(metadata={"help": "Folder, Hub id or embedded name; with --negate, the base."})
+    model_b: str = field(
+        metadata={"help": "The same for the second; with --negate, what was fine-tuned from the base."}
+    )
+    output_dir: str = field(metadata={"help": "Gets one complete checkpoint or adapter a ratio or scale."})
+    ratios: list[float] | None = field(
+        default=None, metadata={"help": f"Shares of model_b in [0, 1] (default: {' '.join(f'{r:g}' for r in RATIOS)})."}
+    )
+    negate: list[float] | None = field(
+        default=None, metadata={"help": "Subtract the task vector model_b - model_a from model_a, at these scales."}
+    )
+    json: str | None = field(
+        default=None, metadata={"help": "Also write what was made to this file as records; '-' is standard output."}
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = TrlParser((MergeArguments,), prog="latentwatch merge")
+    try:
+        (arguments,) = parser.parse_args_and_config(argv)
+    except yaml.YAMLError as error:
+        raise ValueError(f"`--config` is not valid YAML: {error}") from error
+    if arguments.json == "-":
+        with redirect_stdout(sys.stderr):
+            records = run(arguments)
+        write_records(records, "-")
+    else:
+        write_records(run(arguments), arguments.json)
+
+
+def run(arguments: MergeArguments) -> list[dict]:
+    """Check everything, then write what is not there yet; returns a record for each ratio or scale."""
+    amounts = plan(arguments)
+    kind, _ = next(iter(amounts.values()))
+    if arguments.json is not None and Path(arguments.json).is_dir():
+        raise ValueError(f"`json` must be a file or '-', {arguments.json} is a folder.")
+    pair = open_pair(arguments.model_a, arguments.model_b, negate=kind == "negate")
+    output = Path(arguments.output_dir).expanduser()
+    done = find_done(output, amounts, pair)
+    needed = pair.size * (len(amounts) - len(done))
+    if needed and needed > (free := shutil.disk_usage(_nearest(output)).free):
+        raise ValueError(
+            f"`output_dir`: {needed / 1e9:.1f} GB are needed in {output}, {free / 1e9:.1f} GB are free. Make fewer at "
+            "a time, or give another folder."
+        )
+
+    records = []
+    for name, (kind, amount) in amounts.items():
+        record = pair.record | {kind: amount, "formula": FORMULAS[kind]}
+        if name not in done:
+            with _whole(output / name) as folder:
+                _write(folder, pair, kind, amount, record)
+        print(f"{kind} {amount:<6g} {output / name}{' (was there)' if name in done else ''}", flush=True)
+        records.append(
+            {
+                "measure": "merge", "metric": kind, "group": pair.kind, "value": amount,
+                "model_a": arguments.model_a, "model_b": arguments.model_b, "path": str(output / name),
+            }
+        )  # fmt: skip
+    return records
+
+
+def plan(arguments: MergeArguments) -> dict[str, tuple[str, float]]:
+    """What to make: folder name -> ("ratio" or "negate", amount)."""
+    if arguments.ratios is not None and arguments.negate is not None:
+        raise ValueError("`ratios` and `negate` are two operations: give one of them.")
+    kind, given = "ratio", arguments.ratios
+    if arguments.negate is not None:
+        kind, given = "negate", arguments.negate
+    given = list(RATIOS) if given is None else given if isinstance(given, list) else [given]
+    parameter = "ratios" if kind == "ratio" else "negate"
+    amounts = {}
+    for value in given:
+        try:
+            amount = (check_ratio if kind == "ratio" else check_scale)(float(value))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`{parameter}`: {error}") from error
+        if amount < 0:
+            raise ValueError(
+                f"`negate` takes the task vector away, {amount:g} would add it: give a positive scale, or go towards "
+                "`model_b` with `ratios`."
+            )
+        # Two digits where they say it all, so that folders sort by their amount.
+        text = f"{amount:.2f}" if amount == round(amount, 2) else repr(amount)
+        if f"{kind}-{text}" in amounts:
+            raise ValueError(f"`{parameter}` has {amount:g} twice.")
+        amounts[f"{kind}-{text}"] = (kind, amount)
+    if not amounts:
+        raise ValueError(f"`{parameter}` is empty.")
+    return amounts
+
+
+@dataclass
+class FullPair:
+    """Two checkpoints of one architecture."""
+
+    a: Checkpoint
+    b: Checkpoint
+    record: dict
+    kind = "full"
+
+    @property
+    def size(self) -> int:
+        return sum((self.a.folder / file).stat().st_size for file in self.a.shards)
+
+    @property
+    def companions(self) -> Path:
+        return self.a.folder
+
+    def write(self, folder: Path, kind: str, amount: float) -> None:
+        operation = linear_merge if kind == "ratio" else task_vector_negation
+        for file, names in self.a.shards.items():
+            merged = operation(self.a.only(names), self.b.only(names), amount, labels=LABELS)
+            save_file(merged, folder / file, metadata=self.a.metadata(file))
+        if (self.a.folder / INDEX).is_file():
+            shutil.copyfile(self.a.folder / INDEX, folder / INDEX)
+
+
+@dataclass
+class AdapterPair:
+    """Two adapters of one base; `a` is None where it is that base itself."""
+
+    a: LoraAdapter | None
+    b: LoraAdapter
+    companions: Path
+    record: dict
+    kind = "adapter"
+
+    @property
+    def size(self) -> int:
+        adapters = [adapter for adapter in (self.a, self.b) if adapter is not None]
+        return sum(tensor.nbytes for adapter in adapters for tensor in adapter.tensors.values())
+
+    def make(self, kind: str, amount: float) -> LoraAdapter:
+        if kind == "negate":
+            return lora_task_vector_negation(self.b, amount, self.a, labels=LABELS)
+        return lora_linear_merge(self.a, self.b, amount, labels=LABELS)
+
+    def write(self, folder: Path, kind: str, amount: float) -> None:
+        adapter = self.make(kind, amount)
+        save_file({name: t.contiguous() for name, t in adapter.tensors.items()}, folder / ADAPTER, {"format": "pt"})
+        _write_json(folder / ADAPTER_CONFIG, dict(adapter.config))
+
+
+class Checkpoint(Mapping):
+    """The weights of a saved model, read from its safetensors files one tensor at a time.
+
+    Attributes
+    ----------
+    folder : Path
+    shards : dict of str to list of str
+        File -> the names of the tensors in it.
+    """
+
+    def __init__(self, folder: Path, parameter: str) -> None:
+        self.folder = folder
+        index = _weight_map(folder, parameter)
+        files = sorted(set(index.values())) if index else [SINGLE]
+        self._handles = {file: _open(folder / file, parameter) for file in files}
+        self.shards = {file: list(handle.keys()) for file, handle in self._handles.items()}
+        self._file_of = {name: file for file, names in self.shards.items() for name in names}
+        if index and index != self._file_of:
+            raise ValueError(
+                f"`{parameter}`: {folder / INDEX} does not say what its shards hold. Save the model again."
+            )
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._handles[self._file_of[name]].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+    def only(self, names: list[str]) -> Mapping[str, Tensor]:
+        """Some of the tensors, still unread."""
+        return _Some(self, names)
+
+    def layout(self) -> dict[str, tuple]:
+        """Name -> (shape, dtype as safetensors writes it), from the files' headers."""
+        slices = {name: self._handles[file].get_slice(name) for name, file in self._file_of.items()}
+        return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+
+    def metadata(self, file: str) -> dict[str, str]:
+        return self._handles[file].metadata() or {"format": "pt"}
+
+
+class _Some(Mapping):
+    def __init__(self, whole: Mapping[str, Tensor], names: list[str]) -> None:
+        self._whole, self._names = whole, dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def open_pair(model_a: str, model_b: str, *, negate: bool) -> FullPair | AdapterPair:
+    """Both models, found, opened and checked against each other.
+
+    Raises
+    ------
+    ModelError
+        When a model is not there or cannot be reached.
+    ValueError
+        When one is not safetensors, is damaged or quantised; when they are of two kinds, architectures or bases.
+    """
+    source_a = resolve_model(model_a)  # not fetched yet: a base model may not be needed
+    folder_b = _fetch(model_b, "model_b")
+    b_is_adapter = _is_adapter(folder_b)
+    if negate and b_is_adapter and not (Path(source_a).is_dir() and _is_adapter(Path(source_a))):
+        b = _load_adapter(folder_b, "model_b")
+        base = b.config.get("base_model_name_or_path")
+        if _canonical(base) in (_canonical(model_a), _canonical(source_a)):
+            record = {"model_a": {"name": model_a}, "model_b": _source(model_b, folder_b)}
+            pair = AdapterPair(None, b, folder_b, record)
+            pair.make("negate", 1.0)  # whatever cannot be done is said before anything is written
+            return pair
+        if Path(source_a).is_dir():
+            raise ValueError(
+                f"`model_b` is an adapter of {base!r}, `model_a` is {model_a!r}. Give its base as `model_a`, or the "
+                "adapter that it was trained from. If they are one model, write that name into "
+                f"{folder_b / ADAPTER_CONFIG}."
+            )
+    folder_a = _fetch(model_a, "model_a")
+    if _is_adapter(folder_a) != b_is_adapter:
+        kinds = ("a full model", "an adapter")
+        raise ValueError(
+            f"`model_a` is {kinds[_is_adapter(folder_a)]} and `model_b` {kinds[b_is_adapter]}: give two of one kind. "
+            "peft's merge_and_unload, then save_pretrained, makes a full model of an adapter."
+        )
+    if b_is_adapter:
+        a, b = _load_adapter(folder_a, "model_a"), _load_adapter(folder_b, "model_b")
+        bases = [adapter.config.get("base_model_name_or_path") for adapter in (a, b)]
+        if _canonical(bases[0]) == _canonical(bases[1]):  # one folder may be written in several ways
+            b = LoraAdapter(dict(b.config) | {"base_model_name_or_path": bases[0]}, b.tensors)
+        record = {"model_a": _source(model_a, folder_a), "model_b": _source(model_b, folder_b)}
+        pair = AdapterPair(a, b, folder_a, record)
+        pair.make("negate" if negate else "ratio", 0.5)
+    else:
+        a, b = Checkpoint(folder_a, "model_a"), Checkpoint(folder_b, "model_b")
+        _check_architecture(folder_a, folder_b)
+        check_same_layout(a.layout(), b.layout(), LABELS)
+        # Integer buffers are few and small: what cannot be merged is found here, not in the last shard.
+        whole = [name for name, (_, dtype) in a.layout().items() if dtype not in ("F16", "BF16", "F32", "F64")]
+        linear_merge(a.only(whole), b.only(whole), 0.5, labels=LABELS)
+        pair = FullPair(a, b, {"model_a": _source(model_a, folder_a), "model_b": _source(model_b, folder_b)})
+    _check_vocabulary(folder_a, folder_b)
+    if pair.record["model_a"]["sha256"] == pair.record["model_b"]["sha256"]:
+        logger.warning("`model_a` and `model_b` are the same weights: everything between them is, too.")
+    return pair
+
+
+def find_done(output: Path, amounts: Mapping[str, tuple[str, float]], pair: FullPair | AdapterPair) -> set[str]:
+    """The folders that are there already, from this very merge; ValueError when the output holds anything else."""
+    done = set()
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"`output_dir`: {output} is a file.")
+    if any((output / file).exists() for file in (CONFIG, ADAPTER_CONFIG)):
+        raise ValueError(f"`output_dir`: {output} holds a model. Give another folder.")
+    for folder in sorted(output.iterdir()) if output.is_dir() else ():
+        if not re.match(r"(ratio|negate)-", folder.name):
+            continue
+        try:
+            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            same = [_identity(record[key]) == _identity(pair.record[key]) for key in LABELS]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"`output_dir`: {folder} is not from a merge. Give another folder.") from error
+        if not all(same):
+            raise ValueError(
+                f"`output_dir`: {folder} is a merge of other weights ({record['model_a'].get('name')} and "
+                f"{record['model_b'].get('name')}). Give another folder, or remove this one."
+            )
+        if folder.name in amounts:
+            done.add(folder.name)
+    return done
+
+
+def _write(folder: Path, pair: FullPair | AdapterPair, kind: str, amount: float, record: Mapping) -> None:
+    for pattern in COMPANIONS:
+        for path in sorted(pair.companions.glob(pattern)):
+            if path.is_file() and not any(path.match(other) for other in NOT_COMPANIONS):
+                target = folder / path.relative_to(pair.companions)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, target)
+    pair.write(folder, kind, amount)
+    _write_json(folder / RECORD, record)
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """`folder` appears by one rename, complete; a killed run leaves a hidden one, which the next run removes."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_json(path: Path, content: Mapping) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _fetch(name: str, parameter: str) -> Path:
+    """The folder of a model; a Hub id is downloaded, safetensors only."""
+    source = resolve_model(name)
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            source,
+            allow_patterns=[*COMPANIONS, "*.safetensors"],
+            ignore_patterns=["*/*.safetensors", "consolidated*.safetensors"],  # other copies of the same weights
+        )
+    except OSError as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(
+            f"`{parameter}`: cannot get {name!r} from the Hub: {reason.rstrip('.')}. Give a folder or a Hub id that "
+            "can be reached"
+        ) from error
+    return Path(folder)
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
+def _load_adapter(folder: Path, parameter: str) -> LoraAdapter:
+    if not (folder / ADAPTER).is_file():
+        raise ValueError(_no_safetensors(folder, parameter, ADAPTER))
+    config = _read_json(folder / ADAPTER_CONFIG, parameter)
+    try:
+        return LoraAdapter(config, load_file(folder / ADAPTER))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"`{parameter}`: {folder / ADAPTER} cannot be read: {error}. Save it again.") from error
+
+
+def _weight_map(folder: Path, parameter: str) -> dict[str, str] | None:
+    """Tensor name -> file of a sharded checkpoint; None for a single file."""
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise ValueError(_no_safetensors(folder, parameter, SINGLE))
+        return None
+    index = _read_json(folder / INDEX, parameter).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise ValueError(f"`{parameter}`: {folder / INDEX} has no weight_map. Save the model again.")
+    for file in set(index.values()):
+        # A name with a folder in it would be read, and written, outside the checkpoint.
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise ValueError(f"`{parameter}`: {folder / INDEX} names {file!r}, expected safetensors files beside it.")
+        if not (folder / file).is_file():
+            raise ValueError(f"`{parameter}`: {folder} lacks {file}, which {INDEX} names. Copy or save it again.")
+    return index
+
+
+def _open(path: Path, parameter: str) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"`{parameter}`: {path} cannot be read: {error}. Copy or save it again.") from error
+
+
+def _no_safetensors(folder: Path, parameter: str, wanted: str) -> str:
+    text = f"`{parameter}`: {folder} has no {wanted}"
+    if pickles := sorted(path.name for path in folder.glob("*.bin") if path.name != "training_args.bin"):
+        text += f", only {pickles[0]}. Pickled weights can run code when read and are not opened here"
+    return text + ". Load the model where you trust it and save it with save_pretrained, which writes safetensors."
+
+
+def _read_json(path: Path, parameter: str) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`{parameter}`: {path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"`{parameter}`: {path} is not a JSON object.")
+    return content
+
+
+def _check_architecture(folder_a: Path, folder_b: Path) -> None:
+    from transformers import AutoConfig
+
+    for folder, parameter in zip((folder_a, folder_b), LABELS, strict=True):
+        if _read_json(folder / CONFIG, parameter).get("quantization_config"):
+            raise ValueError(
+                f"`{parameter}`: {folder} is quantised; the stored numbers are no weights by themselves. Give the "
+                "checkpoint it was made from, or dequantise it (model.dequantize()) and save it."
+            )
+    # Read by transformers, so that old and new spellings of one setting are equal.
+    a, b = (AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict() for folder in (folder_a, folder_b))
+    if different := list(_differences(a, b)):
+        shown = ", ".join(f"{name} ({x!r} and {y!r})" for name, x, y in different[:3])
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ValueError(
+            f"`model_a` and `model_b` differ in config.json: {shown}{more}. Merge two models of one architecture. If a "
+            "difference does not matter, write the same value into both."
+        )
+
+
+def _differences(a: Mapping, b: Mapping, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted({*a, *b}, key=str):
+        x, y = a.get(key), b.get(key)
+        if isinstance(x, dict) and isinstance(y, dict):
+            yield from _differences(x, y, f"{path}{key}.")
+        elif x != y and not NEUTRAL.search(str(key)):
+            yield f"{path}{key}", x, y
+
+
+def _check_vocabulary(folder_a: Path, folder_b: Path) -> None:
+    def vocabulary(folder: Path) -> Any:
+        try:
+            content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            return content["model"]["vocab"], [token["content"] for token in content.get("added_tokens", [])]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # kept in other files: nothing to compare
+
+    a, b = vocabulary(folder_a), vocabulary(folder_b)
+    if a is not None and b is not None and a != b:
+        logger.warning(
+            "The tokenizers of `model_a` and `model_b` have different vocabularies: one row of the embeddings may "
+            "stand for two tokens. The merges get that of `model_a`."
+        )
+
+
+def _source(name: str, folder: Path) -> dict[str, str]:
+    """Where weights came from, and a hash of them and of the config they are read with."""
+    digest = hashlib.sha256()
+    files = [ADAPTER, ADAPTER_CONFIG]
+    if not _is_adapter(folder):
+        files = [*sorted(set((_weight_map(folder, "model") or {"": SINGLE}).values())), CONFIG]
+    for file in files:
+        with (folder / file).open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return {"name": name, "folder": str(folder.resolve()), "sha256": digest.hexdigest()}
+
+
+def _identity(source: Mapping[str, str]) -> str:
+    return source.get("sha256") or _canonical(source["name"])
+
+
+def _canonical(name: str | None) -> str:
+    """One spelling for a folder; other names as they are."""
+    path = Path(name or "").expanduser()
+    return str(path.resolve()) if name and path.is_dir() else name or ""
+
+
+def _nearest(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+
+
+if __name__ == "__main__":
+    main()
