@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 import sys
@@ -104,6 +105,8 @@ def main(argv: list[str] | None = None) -> None:
         (arguments,) = parser.parse_args_and_config(argv)
     except yaml.YAMLError as error:
         raise ValueError(f"`--config` is not valid YAML: {error}") from error
+    if os.environ.get("RANK", "0") != "0":
+        return  # under a launcher one process does it all
     if arguments.json == "-":
         with redirect_stdout(sys.stderr):
             records = run(arguments)
@@ -194,8 +197,12 @@ class FullPair:
     def write(self, folder: Path, kind: str, amount: float) -> None:
         operation = linear_merge if kind == "ratio" else task_vector_negation
         for file, names in self.a.shards.items():
-            merged = operation(self.a.only(names), self.b.only(names), amount, labels=LABELS)
-            save_file(merged, folder / file, metadata=self.a.metadata(file))
+            # Not kept in a variable, which would hold one shard while the next is made.
+            save_file(
+                operation(self.a.only(names), self.b.only(names), amount, labels=LABELS),
+                folder / file,
+                metadata=self.a.metadata(file),
+            )
         if (self.a.folder / INDEX).is_file():
             shutil.copyfile(self.a.folder / INDEX, folder / INDEX)
 
@@ -366,9 +373,11 @@ def find_done(output: Path, amounts: Mapping[str, tuple[str, float]], pair: Full
 
 
 def _write(folder: Path, pair: FullPair | AdapterPair, kind: str, amount: float, record: Mapping) -> None:
+    # A config.json in an adapter's folder is the base's, and would make a full model of it.
+    left_out = [*NOT_COMPANIONS, CONFIG] if pair.kind == "adapter" else NOT_COMPANIONS
     for pattern in COMPANIONS:
         for path in sorted(pair.companions.glob(pattern)):
-            if path.is_file() and not any(path.match(other) for other in NOT_COMPANIONS):
+            if path.is_file() and not any(path.match(other) for other in left_out):
                 target = folder / path.relative_to(pair.companions)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, target)
@@ -417,7 +426,8 @@ def _fetch(name: str, parameter: str) -> Path:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+    """An adapter's config, and no full weights: some trainers leave the base's config.json beside an adapter."""
+    return (folder / ADAPTER_CONFIG).is_file() and not any((folder / file).is_file() for file in (SINGLE, INDEX))
 
 
 def _load_adapter(folder: Path, parameter: str) -> LoraAdapter:

@@ -143,7 +143,8 @@ def lora_linear_merge(
     Returns
     -------
     LoraAdapter
-        In the wider dtype of the two, module by module; at ratio 0 a itself, at ratio 1 b itself, factors and config
+        In the wider dtype of the two, module by module; B is rounded to it once, after its scaling, and A is not
+        touched. At ratio 0 a itself, at ratio 1 b itself, factors and config
         unchanged. Whole weights that adapters also hold (`modules_to_save`, trained biases, resized embeddings) are
         merged as in `linear_merge`.
 

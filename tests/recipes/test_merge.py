@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections import namedtuple
 
 import pytest
@@ -137,12 +138,17 @@ def test_shards_change_nothing_and_keep_the_layout_of_the_first(models, tmp_path
 def test_one_shard_is_in_memory_at_a_time(models, tmp_path, monkeypatch):
     AutoModelForCausalLM.from_pretrained(models / "a").save_pretrained(tmp_path / "a", max_shard_size="60KB")
     pair = merge.open_pair(str(tmp_path / "a"), str(models / "b"), negate=False)
-    handed = []
-    monkeypatch.setattr(merge, "save_file", lambda tensors, path, metadata: handed.append(set(tensors)))
+    handed, alive = [], []
+
+    def save(tensors, path, metadata):
+        assert not any(reference() is not None for reference in alive)  # the shard before is gone
+        alive[:] = [weakref.ref(tensor) for tensor in tensors.values()]
+        handed.append(set(tensors))
+
+    monkeypatch.setattr(merge, "save_file", save)
     (tmp_path / "out").mkdir()
     pair.write(tmp_path / "out", "ratio", 0.5)
     assert handed == [set(names) for names in pair.a.shards.values()] and len(handed) > 2
-    assert max(map(len, handed)) < len(pair.a)
 
 
 def test_bfloat16_stays_and_is_rounded_once(models, tmp_path):
@@ -217,6 +223,20 @@ def test_adapters(models, tmp_path):
     got = delta(tmp_path / "further" / "negate-1.00")
     for name in got:
         torch.testing.assert_close(got[name], 2 * a[name] - b[name], rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_with_its_bases_config_beside_it_is_an_adapter(models, copies, tmp_path):
+    shutil.copyfile(models / "a" / "config.json", copies / "lora_a" / "config.json")
+    run(copies / "lora_a", copies / "lora_b", tmp_path / "out", "--ratios", 0.5)
+    run(models / "lora_a", models / "lora_b", tmp_path / "plain", "--ratios", 0.5)
+    folder = tmp_path / "out" / "ratio-0.50"
+    assert equal(weights(folder), weights(tmp_path / "plain" / "ratio-0.50")) and not (folder / "config.json").exists()
+
+
+def test_under_a_launcher_one_process_writes(models, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    run(models / "a", models / "b", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_json_and_yaml(models, tmp_path, capsys):
