@@ -9,6 +9,7 @@ sees, and skips past ones without work.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from monitor.stimuli.encoding import encode_answer, qa_answer, qa_prompt
 from trainers.answer_rows import IGNORE
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,38 @@ def _prompt_and_answer(pair, where: str, answer: str) -> tuple[str, str]:
     if fields["question"] is None:
         return prompt, fields[answer]
     return qa_prompt(fields["question"]), qa_answer(fields[answer])
+
+
+def with_other_alternate(pairs: Iterable, name: str) -> list:
+    """The pairs whose ``alternate`` differs from their ``answer``; a warning counts the others.
+
+    Raises
+    ------
+    ValueError
+        If a pair has no ``alternate``, or none differs.
+    """
+    kept, n = [], 0
+    for i, pair in enumerate(pairs):
+        n += 1
+        answer, alternate = (
+            pair.get(field) if isinstance(pair, Mapping) else getattr(pair, field, None)
+            for field in ("answer", "alternate")
+        )
+        if not isinstance(alternate, str) or not alternate.strip():
+            raise ValueError(
+                f"`{name}[{i}]` must have an `alternate` that holds text, another answer to its question, got "
+                f"{alternate!r}. Give one, such as the anonymised answer, or leave the pair out"
+            )
+        if alternate.strip() != str(answer).strip():
+            kept.append(pair)
+    if n and not kept:
+        raise ValueError(f"`{name}`: the `alternate` of all {n} pairs is their `answer`, which would be taught to stay")
+    if len(kept) < n:
+        logger.warning(
+            "`%s`: the `alternate` of %d of %d pairs is their `answer`, which would be taught to stay; these pairs are "
+            "left out.", name, n - len(kept), n,
+        )  # fmt: skip
+    return kept
 
 
 class ForgetRetainPairs(Dataset):

@@ -70,9 +70,7 @@ class FrozenReference:
         wanted = self._wanted()
         needed = bytes_needed(bare, wanted)
         if needed > self.max_bytes:
-            what = (
-                f"`reference_max_bytes` is {self.max_bytes:,}, and the loss needs {needed:,} of the reference"
-            )
+            what = f"`reference_max_bytes` is {self.max_bytes:,}, and the loss needs {needed:,} of the reference"
             if not is_peft_model(bare) and (sharded or not initial):
                 why = "a sharded model cannot be copied" if sharded else "the weights have been trained since"
                 raise ValueError(f"{what}: {why}, so that it cannot be run beside. Raise `reference_max_bytes`")
@@ -104,7 +102,7 @@ class FrozenReference:
 
     def batch(self, inputs: Mapping[str, dict[str, Any]]) -> Frozen:
         """The frozen model's word on a batch."""
-        device = inputs["forget"]["input_ids"].device
+        device = next(iter(inputs.values()))["input_ids"].device
         word = Frozen({}, {}, {}, {})
         for part in self.needs.nll:
             word.nll[part] = self.scores.sequence_nll(inputs[part]["keys"], device)

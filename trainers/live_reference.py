@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from monitor.activations import evaluation_mode
 from monitor.reference import adapter_off
 from trainers.answer_logits import answer_logits
+from trainers.truncated import hidden_states_at
 
 
 class LiveReference:
@@ -50,8 +51,6 @@ class LiveReference:
 
     def states(self, part: dict[str, Tensor], layer: int) -> Tensor:
         """Hidden states at a layer, [B, T, d] float32."""
-        from trainers.truncated import hidden_states_at
-
         with torch.no_grad(), self._frozen(), evaluation_mode(self._model):
             (states,) = hidden_states_at(self._model, layer, [part])
             return states.float()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainers.answer_rows import IGNORE
+from trainers.answer_rows import IGNORE, AnswerRows, sum_by_sequence
 
 PER = ("sequence", "token", "position")
 
@@ -32,6 +32,11 @@ class Term(NamedTuple):
     part: str
     per: str
     weight: float = 0.0
+
+
+def token_term(values: Tensor, rows: AnswerRows, part: str, weight: float = 0.0) -> Term:
+    """The term of a loss that has one value an answer token, [n]."""
+    return Term(sum_by_sequence(values, rows.sequence, rows.n_sequences), part, "token", weight)
 
 
 def counts_by_sequence(part: Mapping[str, Tensor], per: str) -> Tensor:

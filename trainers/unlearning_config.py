@@ -72,6 +72,12 @@ class UnlearningConfig(TrainingArguments):
             raise ValueError(f"`reference_max_bytes` must not be negative, got {self.reference_max_bytes}")
 
 
+def retain_loss_field(default: str):
+    """The field `retain_loss` with a method's own default."""
+    text = "What holds the retain set: its NLL, the KL divergence from the reference, or nothing."
+    return field(default=default, metadata={"help": text, "choices": list(RETAIN_LOSSES)})
+
+
 @dataclass
 class RetainTermConfig(UnlearningConfig):
     """Arguments of a loss = gamma · forget term + alpha · retain term; each method has its own defaults.
@@ -87,13 +93,7 @@ class RetainTermConfig(UnlearningConfig):
         Weight of the forget term.
     """
 
-    retain_loss: str = field(
-        default="nll",
-        metadata={
-            "help": "What holds the retain set: its NLL, the KL divergence from the reference, or nothing.",
-            "choices": list(RETAIN_LOSSES),
-        },
-    )
+    retain_loss: str = retain_loss_field("nll")
     alpha: float = field(default=1.0, metadata={"help": "Weight of the retain term."})
     gamma: float = field(default=1.0, metadata={"help": "Weight of the forget term."})
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from trainers.answer_logits import answer_logits
-from trainers.answer_rows import AnswerRows, sum_by_sequence
+from trainers.answer_rows import AnswerRows
 from trainers.checkpoints import last_complete_checkpoint
 from trainers.data import Example, ForgetRetainPairs, PairByEpoch, PairCollator, encode_pairs
 from trainers.frozen_reference import FrozenReference
 from trainers.objectives import sequence_nll, token_kl
 from trainers.reference_scores import Frozen, ReferenceNeeds
-from trainers.terms import Term, count, counts_by_sequence
+from trainers.terms import Term, count, counts_by_sequence, token_term
 from trainers.unlearning_config import UnlearningConfig
 
 if TYPE_CHECKING:
@@ -114,12 +114,12 @@ class UnlearningTrainer(Trainer):
 
         if peft_config is not None:
             model = _with_adapters(model, peft_config)
-        if is_peft_model(model) and _checkpoints_activations(args):
-            # Without it checkpointed blocks see no input that needs a gradient, and the adapters train nothing.
+        self.choose_parameters(model)
+        if _checkpoints_activations(args) and not all(p.requires_grad for p in model.parameters()):
+            # Without it checkpointed blocks see no input that needs a gradient, and adapters train nothing.
             model.enable_input_require_grads()
         if args.disable_dropout:
             _disable_dropout(model)
-        self.choose_parameters(model)
 
         pad = processing_class.pad_token_id
         super().__init__(
@@ -174,6 +174,10 @@ class UnlearningTrainer(Trainer):
         """Parts that the method sets beside the forget pairs, one example a pair."""
         return {}
 
+    def usable(self, dataset: Sequence, name: str) -> Sequence:
+        """The pairs of a forget set that the method can use."""
+        return dataset
+
     def choose_parameters(self, model: nn.Module) -> None:
         """Freeze what the method does not train; all that needs a gradient is trained by default."""
 
@@ -192,8 +196,7 @@ class UnlearningTrainer(Trainer):
         if self.args.retain_loss == "kl":
             with torch.no_grad():
                 nll = sequence_nll(rows)
-            divergence = sum_by_sequence(token_kl(rows, frozen.log_probs["retain"]), rows.sequence, rows.n_sequences)
-            loss = Term(divergence, "retain", "token", self.args.alpha)
+            loss = token_term(token_kl(rows, frozen.log_probs["retain"]), rows, "retain", self.args.alpha)
         else:
             nll = sequence_nll(rows)
             loss = Term(nll, "retain", "token", self.args.alpha)
@@ -324,6 +327,10 @@ class UnlearningTrainer(Trainer):
 
     # Odds and ends
 
+    def encode(self, dataset: Sequence, name: str, answer: str = "answer") -> list[Example]:
+        """Tokenised pairs; see :func:`trainers.data.encode_pairs`."""
+        return encode_pairs(dataset, self._tokenizer, self._limit, name, answer)
+
     @property
     def _sharded(self) -> bool:
         return self.is_fsdp_enabled or self.is_deepspeed_enabled
@@ -335,13 +342,14 @@ class UnlearningTrainer(Trainer):
                 what = f"`retain_loss={args.retain_loss!r}`" if has_term else f"{type(args).__name__} as it is set"
                 how = ", or set retain_loss='none'" if has_term else ""
                 raise ValueError(f"{what} needs a `retain_dataset`, got None; give one{how}")
-            return encode_pairs(dataset, self._tokenizer, self._limit, "retain_dataset")
+            return self.encode(dataset, "retain_dataset")
         if dataset is not None:
             logger.warning("`retain_dataset` is not used: %s has no retain term as it is set.", type(args).__name__)
         return None
 
     def _pairs(self, dataset: Sequence, name: str) -> ForgetRetainPairs:
-        forget = encode_pairs(dataset, self._tokenizer, self._limit, name)
+        dataset = self.usable(dataset, name)
+        forget = self.encode(dataset, name)
         return ForgetRetainPairs(forget, self._retain, self._pair_seed, self.beside(dataset, name))
 
 
