@@ -91,6 +91,7 @@ KEPT = level(0.9, 0.7, 0.8)
         (0.8, 0.05, 0.8, 0.8, None, "forgotten", "no longer said"),
         (0.8, 0.05, 0.8, 0.8, False, "forgotten", "no longer said"),
         (0.8, 0.0, 1.0, 0.80, None, "forgotten", "no longer said"),  # exactly the share is kept
+        (0.8, 0.0, 0.11, 0.088, None, "forgotten", "no longer said"),  # and where 0.8 * 0.11 is rounded up
         (0.8, 0.0, 1.0, 0.799, None, "collapsed", "retain answers were lost"),
         (0.8, 0.0, 0.8, 0.8, True, "collapsed", "likelihood"),
         (0.8, 0.0, 0.8, 0.0, True, "collapsed", "lost too and"),
