@@ -239,21 +239,20 @@ def _judge(f0: float, f1: float, r0: float | None, r1: float | None, collapsed: 
     retain_tells = r0 is not None and r1 is not None and r0 >= FORGET_LIMIT
     retain_lost = retain_tells and r1 < RETAIN_SHARE * r0 - _ROUNDING
     broken = " and ".join(
-        ["the retain answers were lost too"] * retain_lost
-        + ["the answers' likelihood is that of a broken model"] * collapsed
+        ["retain answers were lost"] * retain_lost + ["the answers' likelihood is that of a broken model"] * collapsed
     )
     if f0 >= FORGET_LIMIT and f1 >= FORGET_LIMIT:
         return "not forgotten", "the forget answers are still said" + (f", though {broken}" if broken else "")
     if broken:
         return "collapsed", broken
     if f0 < FORGET_LIMIT:
-        return "cannot tell", "the forget answers were not said at the start either, so there was nothing to lose"
+        return "cannot tell", "the forget answers were not said at the start, so there was nothing to lose"
     if r0 is None:
         return "cannot tell", "there are no retain pairs to show that the rest was kept"
     if not retain_tells:
         return (
             "cannot tell",
-            "the retain answers were not said at the start either, so nothing shows that the rest was kept",
+            "the retain answers were not said at the start, so nothing shows that the rest was kept",
         )
     return "forgotten", "the forget answers are no longer said, the retain answers are"
 
@@ -273,7 +272,7 @@ def verdict_sentence(verdict: Verdict) -> str:
     elif verdict.outcome == "not forgotten":
         text += f"The published criterion asks for {criterion}."
     elif verdict.outcome == "collapsed":
-        text += "A broken model says nothing right about anything: this is damage, not forgetting."
+        text += "The rest was not kept, so the forget score shows damage, not forgetting."
     else:
         text += f"The published criterion, {criterion}, shows nothing on these pairs."
     if verdict.close:

@@ -94,9 +94,9 @@ KEPT = level(0.9, 0.7, 0.8)
         (0.8, 0.0, 0.11, 0.088, None, "forgotten", "no longer said"),  # and where 0.8 * 0.11 is rounded up
         (0.8, 0.0, 1.0, 0.799, None, "collapsed", "retain answers were lost"),
         (0.8, 0.0, 0.8, 0.8, True, "collapsed", "likelihood"),
-        (0.8, 0.0, 0.8, 0.0, True, "collapsed", "lost too and"),
+        (0.8, 0.0, 0.8, 0.0, True, "collapsed", "lost and"),
         (0.8, 0.10, 0.8, 0.8, None, "not forgotten", "still said"),  # below, not at
-        (0.8, 0.7, 0.8, 0.1, None, "not forgotten", "though the retain answers were lost"),
+        (0.8, 0.7, 0.8, 0.1, None, "not forgotten", "though retain answers were lost"),
         (0.8, 0.7, 0.8, 0.8, True, "not forgotten", "though"),
         (0.8, 0.7, 0.0, 0.0, None, "not forgotten", "still said"),
         (0.8, 0.7, None, None, None, "not forgotten", "still said"),
