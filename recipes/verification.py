@@ -272,7 +272,7 @@ def verdict_sentence(verdict: Verdict) -> str:
     elif verdict.outcome == "not forgotten":
         text += f"The published criterion asks for {criterion}."
     elif verdict.outcome == "collapsed":
-        text += "The rest was not kept, so the forget score shows damage, not forgetting."
+        text += "A low forget score of such a model shows damage, not forgetting."
     else:
         text += f"The published criterion, {criterion}, shows nothing on these pairs."
     if verdict.close:
