@@ -286,6 +286,7 @@ def test_a_failure_leaves_nothing_and_the_next_run_continues(models, tmp_path, m
 
     def failing(tensors, path, metadata=None):
         save_file(tensors, path, metadata)
+        assert path.parent.name.startswith(".")  # the real name is given when all is there
         calls.append(path)
         if len(calls) == 2:
             raise OSError("disk full")
