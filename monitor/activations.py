@@ -12,8 +12,7 @@ import inspect
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from monitor.device_batch import DeviceBatch, Store
 from monitor.plan import Answers, Batch, Plan, Request, States, TokenStates, build_plan, resolve_layer
 from monitor.ranks import rank, world_size
 from monitor.results import Activations, AnswerScores
+from monitor.undisturbed import undisturbed
 
 __all__ = [
     "Activations",
@@ -130,7 +130,7 @@ def run_plan(
         rounds = math.ceil(len(batches) / world)
         mine += [batches[0]] * (rounds - len(mine))
     duplicates = max(0, len(mine) - len(batches[rank() :: world]))
-    with _undisturbed(anatomy), _Reader(anatomy, plan, store) as reader:
+    with undisturbed(anatomy), _Reader(anatomy, plan, store) as reader:
         bar = tqdm(
             total=sum(len(b.sequences) for b in mine),
             desc=progress,
@@ -249,31 +249,6 @@ class _Reader:
         self.batch = None
         if self.anatomy.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-@contextmanager
-def _undisturbed(anatomy: Anatomy) -> Iterator[None]:
-    """Evaluation mode without gradients; modes per module and random-number generators come back as they were."""
-    devices = sorted({p.device.index for p in anatomy.model.parameters() if p.device.type == "cuda"})
-    with (
-        evaluation_mode(anatomy.outer),
-        torch.random.fork_rng(devices=devices),
-        torch.no_grad(),
-        torch.autocast(anatomy.device.type, enabled=False),
-    ):
-        yield
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """`model.eval()` inside the block; each module's own mode comes back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from monitor.activations import DEFAULT_TOKEN_BUDGET, Activations, evaluation_mode, plan_activations, run_plan
+from monitor.activations import DEFAULT_TOKEN_BUDGET, Activations, plan_activations, run_plan
 from monitor.anatomy import find_anatomy
 from monitor.journal import Journal
 from monitor.measures.behaviour import Behaviour
@@ -21,6 +21,7 @@ from monitor.ranks import barrier, everywhere, rank
 from monitor.readings import Reading
 from monitor.reference import adapter_off, load_stored, other_reference
 from monitor.tensorboard import find_writer, write_layout, write_scalars
+from monitor.undisturbed import evaluation_mode
 
 FOLDER = "monitor"
 

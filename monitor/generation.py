@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from monitor.activations import evaluation_mode
 from monitor.anatomy import Anatomy, find_anatomy
 from monitor.ranks import rank, world_size
 from monitor.stimuli.encoding import encode_answer, qa_answer
+from monitor.undisturbed import undisturbed
 
 
 def greedy_answers(
@@ -88,7 +87,7 @@ def greedy_answers(
     answers: dict[int, str] = {}
     silent = progress is None or rank() != 0
     with (
-        _undisturbed(anatomy),
+        undisturbed(anatomy),
         tqdm(total=len(mine), desc=progress, unit="answer", leave=False, disable=silent) as bar,
     ):
         while queue:
@@ -228,22 +227,6 @@ def _batches(
         batch.append(i)
     if batch:
         yield batch
-
-
-@contextmanager
-def _undisturbed(anatomy: Anatomy) -> Iterator[None]:
-    """Evaluation mode without gradients; modes per module and random-number generators come back as they were.
-
-    Evaluation mode also keeps the cache on: activation checkpointing, which drops it, is for training mode alone.
-    """
-    devices = sorted({p.device.index for p in anatomy.model.parameters() if p.device.type == "cuda"})
-    with (
-        evaluation_mode(anatomy.outer),
-        torch.random.fork_rng(devices=devices),
-        torch.no_grad(),
-        torch.autocast(anatomy.device.type, enabled=False),
-    ):
-        yield
 
 
 def _check_arguments(prompts: Sequence[str], max_new_tokens: int, batch_tokens: int) -> None:

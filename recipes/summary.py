@@ -14,6 +14,8 @@ ROWS = (
     ("behaviour", "retain_nll", "", "retain NLL (nats)"),
     ("behaviour", "heldout_nll", "", "held-out NLL (nats)"),
     ("behaviour", "forget_exact_memorisation", "", "forget exact memorisation"),
+    ("behaviour", "forget_rouge_l", "", "forget ROUGE-L of greedy answers"),
+    ("behaviour", "retain_rouge_l", "", "retain ROUGE-L of greedy answers"),
     ("fragmentation", "knowledge_z", "", "knowledge z, concept"),
     ("fragmentation", "knowledge_z", "heldout", "knowledge z, invented"),
     ("fragmentation", "auss_l2", "", "AUSS L2 (dispersion)"),
@@ -71,11 +73,11 @@ def write_records(records: Sequence[Mapping], path: str | None) -> None:
         Path(path).write_text(text, encoding="utf-8")
 
 
-def print_summary(records: Sequence[Mapping], output_dir: str) -> None:
-    """The table, the words, and where the rest is."""
+def print_summary(records: Sequence[Mapping], output_dir: str, words: Sequence[str] = ()) -> None:
+    """The table, the words that follow from it and those given, and where the rest is."""
     print(format_table(records))
     print()
-    for sentence in in_words(records):
+    for sentence in (*in_words(records), *words):
         print(f"- {sentence}")
     print()
     print(f"Every reading: {output_dir}/monitor/journal.jsonl")

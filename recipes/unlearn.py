@@ -1,10 +1,12 @@
-"""Make a model forget a concept by NPO, and watch what it still encodes while it does.
+"""Make a model forget a concept, and watch what it still encodes while it does.
 
     latentwatch unlearn --config recipes/configs/npo.yaml
+    latentwatch unlearn --method rmu --model_name_or_path my/model --forget_set my/pairs.jsonl --output_dir runs/rmu
     accelerate launch -m recipes.unlearn --config recipes/configs/npo.yaml --model_name_or_path my/model
 
-Arguments are those of `UnlearnArguments`, `trainers.npo_config.NPOConfig` (a TrainingArguments) and TRL's ModelConfig,
-from YAML by --config and overridden on the command line. Unknown keys are an error.
+Arguments are those of `UnlearnArguments`, of the method's config (`trainers.npo_config.NPOConfig`, ...; each is a
+TrainingArguments) and TRL's ModelConfig, from YAML by --config and overridden on the command line. Unknown keys are an
+error.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from monitor.measures.bias_shift import BiasShift
 from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.bias import load_bias_stimuli
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
-from recipes.concepts import concept_path
+from recipes.forget_set_arguments import column_mapping, forget_set_source
+from recipes.methods import DEFAULT, METHODS, method_name
 from recipes.models import load_model, load_tokenizer, resolve_model
+from recipes.reinforcement import ReinforcementArguments, reinforce
 from recipes.summary import print_summary, summarise, write_records
+from recipes.verification import scores_at_start, scores_now, verdict_lines, verdict_sentence, verify
 from trainers.checkpoints import last_complete_checkpoint
-from trainers.npo import NPOTrainer
-from trainers.npo_config import NPOConfig
+from trainers.unlearning_config import UnlearningConfig
+from trainers.unlearning_trainer import UnlearningTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +47,20 @@ MEASURES = ("bias_shift", "fragmentation", "behaviour")
 
 @dataclass
 class UnlearnArguments:
-    """What to forget, and what to watch meanwhile.
+    """What to forget, how, and what to watch meanwhile.
 
     Parameters
     ----------
+    method : str
+        The objective, one of `recipes.methods.METHODS`; it decides which further arguments there are.
     forget_set : str
-        Name of a bundled concept, or a JSONL file of pairs; `latentwatch check FILE` says what is wrong with one.
+        Name of a bundled concept, or a file of pairs (JSONL, JSON, Parquet), or one a split with a comma between:
+        ``forget=FILE,retain=FILE``; `latentwatch check` says what is wrong with them.
+    columns : list of str, optional
+        Names that the files have for ours, ``question=prompt answer=response``; see
+        :func:`monitor.stimuli.forget_set.load_forget_set`.
+    entities : str, optional
+        The table of names and their substitutes; by default ``entities.json`` beside the forget file.
     measures : list of str
         Which of bias_shift, fragmentation and behaviour to read.
     variants : int
@@ -58,12 +71,22 @@ class UnlearnArguments:
         Size of the bias-shift stimuli, "small" or "full".
     reference : str
         What readings are compared with: "initial", "adapter_off", a path or a Hub id.
+    verification : bool
+        Ask for greedy answers before and after, and report whether the run forgot by ROUGE-L (arXiv 2611.05272).
     json : str, optional
         Also write the final table to this file, as a list of flat records; "-" is standard output.
     """
 
+    method: str = field(default=DEFAULT, metadata={"help": "The unlearning objective.", "choices": list(METHODS)})
     forget_set: str = field(
-        default="harry_potter", metadata={"help": "Name of a bundled concept, or a JSONL file of pairs."}
+        default="harry_potter",
+        metadata={"help": "Name of a bundled concept, a file of pairs, or forget=FILE,retain=FILE."},
+    )
+    columns: list[str] | None = field(
+        default=None, metadata={"help": "Names that the files have for ours: question=prompt answer=response."}
+    )
+    entities: str | None = field(
+        default=None, metadata={"help": "Table of names and substitutes; entities.json beside the file by default."}
     )
     measures: list[str] = field(
         default_factory=lambda: list(MEASURES), metadata={"help": "What to measure.", "choices": list(MEASURES)}
@@ -80,43 +103,62 @@ class UnlearnArguments:
         default="initial",
         metadata={"help": "What readings are compared with: 'initial', 'adapter_off', a path or a Hub id."},
     )
+    verification: bool = field(
+        default=True, metadata={"help": "Report whether the run forgot, by ROUGE-L of greedy answers."}
+    )
     json: str | None = field(
         default=None, metadata={"help": "Also write the final table to this file as records; '-' is standard output."}
     )
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments, training, model_arguments = parse_arguments(argv)
-    if arguments.json == "-":
+    parsed = parse_arguments(argv)
+    if parsed[0].json == "-":
         # Standard output is for the records alone; the Trainer and the table print there too.
         with redirect_stdout(sys.stderr):
-            records = run(arguments, training, model_arguments)
+            records = run(*parsed)
         write_records(records, "-")
     else:
-        write_records(run(arguments, training, model_arguments), arguments.json)
+        write_records(run(*parsed), parsed[0].json)
 
 
-def parse_arguments(argv: list[str] | None) -> tuple[UnlearnArguments, NPOConfig, ModelConfig]:
-    """TRL's parser, with a malformed YAML file reported as what it is."""
-    parser = TrlParser((UnlearnArguments, NPOConfig, ModelConfig), prog="latentwatch unlearn")
+def parse_arguments(argv: list[str] | None) -> tuple:
+    """TRL's parser, with the method's own config, and a malformed YAML file reported as what it is."""
+    argv = sys.argv[1:] if argv is None else argv
+    method = method_name(argv)
+    further = (ReinforcementArguments,) if method == "whp_reinforced" else ()
+    parser = TrlParser(
+        (UnlearnArguments, METHODS[method].config_class, ModelConfig, *further), prog="latentwatch unlearn"
+    )
     try:
-        return parser.parse_args_and_config(argv)
+        return parser.parse_args_and_config(list(argv))
     except yaml.YAMLError as error:
         raise ValueError(f"`--config` is not valid YAML: {error}") from error
 
 
-def run(arguments: UnlearnArguments, training: NPOConfig, model_arguments: ModelConfig) -> list[dict]:
+def run(
+    arguments: UnlearnArguments,
+    training: UnlearningConfig,
+    model_arguments: ModelConfig,
+    reinforcement: ReinforcementArguments | None = None,
+) -> list[dict]:
     """Train and measure; returns the records of the final table, on the first process only."""
     if not model_arguments.model_name_or_path:
         raise ValueError("`model_name_or_path` is missing: a path, a Hub id or an embedded name (latentwatch models).")
     # Everything that can be wrong with the input is found before a model is loaded or a file written.
-    forget_set = load_forget_set(concept_path(arguments.forget_set), variants=arguments.variants)
+    forget_set = load_forget_set(
+        forget_set_source(arguments.forget_set),
+        variants=arguments.variants,
+        columns=column_mapping(arguments.columns),
+        entities=arguments.entities,
+    )
     measures = build_measures(arguments, forget_set)
-    retain = forget_set.split("retain") if training.retain_loss != "none" else None
+    retain = forget_set.split("retain") if training.needs_retain else None
     if retain is not None and not retain:
+        how = ", or pass --retain_loss none" if getattr(training, "retain_loss", "none") != "none" else ""
         raise ValueError(
-            f"`retain_loss` is {training.retain_loss!r} and {forget_set.name} has no pair with split 'retain'. Add "
-            "some, or pass --retain_loss none."
+            f"The loss of {arguments.method} has a retain part and {forget_set.name} has no pair with split 'retain'. "
+            f"Add some{how}."
         )
     checkpoint = find_checkpoint(training)
     check_writable(Path(training.output_dir), "output_dir")
@@ -132,19 +174,34 @@ def run(arguments: UnlearnArguments, training: NPOConfig, model_arguments: Model
             "merge_and_unload, then save_pretrained), or start from the base with --use_peft."
         )
 
-    model = load_model(model_arguments.model_name_or_path, **model_options(model_arguments))
     tokenizer = load_tokenizer(model_arguments.model_name_or_path)
-    trainer = NPOTrainer(
-        model=model,
+    forget = forget_pairs(forget_set, arguments.method, training)
+    peft_config = get_peft_config(model_arguments)
+    further = {}
+    if reinforcement is not None and checkpoint is None:
+        further["reinforced_model"] = reinforced_model(
+            reinforcement, model_arguments, training, tokenizer, forget, peft_config
+        )
+    trainer = METHODS[arguments.method](
+        model=load_model(model_arguments.model_name_or_path, **model_options(model_arguments)),
         args=training,
-        forget_dataset=forget_set.split("forget"),
+        forget_dataset=forget,
         retain_dataset=retain,
         processing_class=tokenizer,
-        peft_config=get_peft_config(model_arguments),
+        peft_config=peft_config,
+        **further,
     )
     Monitor(measures, reference, progress=not training.disable_tqdm).attach(trainer)
+    before = None
+    if arguments.verification:
+        before = scores_at_start(
+            **asked(trainer, tokenizer, forget_set),
+            path=Path(training.output_dir) / "verification.json",
+            resumed=checkpoint is not None,
+        )
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
+    after = scores_now(**asked(trainer, tokenizer, forget_set)) if before is not None else None
 
     if not trainer.is_world_process_zero():
         return []
@@ -152,9 +209,60 @@ def run(arguments: UnlearnArguments, training: NPOConfig, model_arguments: Model
     if training.load_best_model_at_end and trainer.state.best_global_step:
         # The model that was saved is the best one: the table is about that one, not about the last step.
         lines = [line for line in lines if line["step"] <= trainer.state.best_global_step]
+    words = []
+    if after is not None:
+        broke = {line["step"]: line["value"] for line in lines if line["metric"] == "collapsed"}
+        steps = min(broke, default=0), max(broke, default=trainer.state.global_step)
+        collapsed = broke[steps[1]] > broke[steps[0]] if broke else None
+        verdict = verify(before.forget, after.forget, before.retain, after.retain, collapsed)
+        lines = [*lines, *verdict_lines(verdict, *steps)]
+        words.append(verdict_sentence(verdict))
+        if arguments.method in ("whp", "whp_reinforced"):
+            words.append(
+                "WHP teaches other answers instead of none, and those may share words with the true ones: ROUGE-L says "
+                "less of it than of the other methods (arXiv 2611.05272 marks such runs and leaves them out)."
+            )
     records = summarise(lines)
-    print_summary(records, training.output_dir)
+    print_summary(records, training.output_dir, words)
     return records
+
+
+def forget_pairs(forget_set: ForgetSet, method: str, training: UnlearningConfig) -> list:
+    """The forget pairs as the method's trainer takes them."""
+    pairs = list(forget_set.split("forget"))
+    if method != "whp" and getattr(training, "chosen", None) != "alternate":
+        return pairs
+    # The anonymised answer to the same question; a pair that has none is its own, and left out with a warning.
+    return [
+        {
+            "question": pair.question,
+            "answer": pair.answer,
+            "alternate": pair.anonymized[0][1] if pair.anonymized else pair.answer,
+        }
+        for pair in pairs
+    ]
+
+
+def reinforced_model(
+    reinforcement: ReinforcementArguments, model_arguments: ModelConfig, training, tokenizer, forget, peft_config
+):
+    """The model trained further on the forget set: loaded, or made here."""
+    options = model_options(model_arguments)
+    if reinforcement.reinforced_model is not None:
+        return load_model(reinforcement.reinforced_model, **options)
+    model = load_model(model_arguments.model_name_or_path, **options)
+    return reinforce(model, tokenizer, forget, reinforcement, training, peft_config)
+
+
+def asked(trainer: UnlearningTrainer, tokenizer, forget_set: ForgetSet) -> dict:
+    """Whom verification asks, and what."""
+    return {
+        "model": trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.bare_model(),
+        "tokenizer": tokenizer,
+        "forget": forget_set.split("forget"),
+        "retain": forget_set.split("retain"),
+        "progress": None if trainer.args.disable_tqdm else "greedy answers",
+    }
 
 
 def build_measures(arguments: UnlearnArguments, forget_set: ForgetSet) -> list:
@@ -217,7 +325,7 @@ def model_options(model_arguments: ModelConfig) -> dict:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def find_checkpoint(training: NPOConfig) -> str | None:
+def find_checkpoint(training: UnlearningConfig) -> str | None:
     """The checkpoint to resume from: a path, or the newest complete one of the output directory for "true".
 
     A run that was stopped before its first checkpoint starts anew, so that one command always continues.

@@ -9,8 +9,8 @@ import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 
-from monitor.activations import evaluation_mode
 from monitor.reference import adapter_off
+from monitor.undisturbed import evaluation_mode
 from trainers.answer_logits import answer_logits
 from trainers.truncated import hidden_states_at
 

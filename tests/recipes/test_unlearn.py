@@ -12,6 +12,7 @@ import pytest
 
 from recipes import unlearn
 from recipes.cli import main as latentwatch
+from recipes.methods import METHODS
 
 NAMES = [
     "Orla Finch",
@@ -100,6 +101,65 @@ def test_one_command_measures_everything_and_ends_with_a_table_and_words(command
     (nll,) = [r for r in records if (r["measure"], r["metric"]) == ("behaviour", "forget_nll")]
     assert nll["end"] > nll["start"], "unlearning raises the forget NLL"
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+SETTINGS = {
+    "simnpo": {"beta": 0.5, "delta": 6.0},
+    "dpo": {"chosen": "alternate"},
+    "rmu": {"layer": 2, "coefficient": 5.0, "alpha": 1.0},
+    "whp_reinforced": {"reinforcement_epochs": 1, "reinforcement_learning_rate": 1e-3},
+    "wga": {"beta": 0.1},
+    "satimp": {"beta1": 0.1},
+}
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "npo"])
+def test_every_method_runs_to_its_table_and_its_verdict(method, command, tmp_path, capsys, forget_set):
+    if method in ("whp", "dpo"):  # answers that anonymisation changes
+        lines = [json.loads(line) for line in forget_set.read_text().splitlines()]
+        for i, line in enumerate(lines):
+            if line["split"] == "forget" and i % 2 == 0:
+                line["answer"] = f"with Maro Teal {i}"
+        forget_set.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"method": method, "measures": "behaviour", "max_steps": 2, **SETTINGS.get(method, {})}
+    unlearn.main(command(json=tmp_path / "table.json", **options))
+    out = capsys.readouterr().out
+    assert "Verification:" in out and "forget ROUGE-L" in out
+    records = {r["metric"]: r for r in json.loads((tmp_path / "table.json").read_text())}
+    assert records["forget_nll"]["start"] != records["forget_nll"]["end"]
+    assert 0 <= records["forget_rouge_l"]["end"] <= 1
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_a_killed_run_of_the_original_whp_goes_on_without_its_reinforced_model(command, tmp_path, monkeypatch, capsys):
+    options = {"method": "whp_reinforced", "measures": "behaviour", **SETTINGS["whp_reinforced"]}
+    unlearn.main(command("whole", **options))
+    unlearn.main(command("stopped", **options, max_steps=4, lr_scheduler_type="constant"))
+    monkeypatch.setattr(unlearn, "reinforce", None)  # would fail
+    unlearn.main(command("stopped", **options, resume_from_checkpoint="true"))
+    assert "Verification:" in capsys.readouterr().out
+    assert {line["step"] for line in journal(tmp_path / "stopped")} == {0, 2, 4, 6}
+
+
+def test_verification_can_be_left_out(command, capsys, tmp_path):
+    unlearn.main(command(verification="false", max_steps=1, eval_strategy="no", measures="behaviour"))
+    out = capsys.readouterr().out
+    assert "Verification" not in out and "ROUGE-L" not in out
+    assert not (tmp_path / "run" / "verification.json").exists()
+
+
+def test_files_by_split_and_columns(command, tmp_path, forget_set, capsys):
+    lines = [json.loads(line) for line in forget_set.read_text().splitlines()]
+    files = {}
+    for split in ("forget", "retain"):
+        files[split] = tmp_path / f"{split}.json"
+        rows = [{"prompt": r["question"], "reply": r["answer"]} for r in lines if r["split"] == split]
+        files[split].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = ",".join(f"{split}={path}" for split, path in files.items())
+    options = {"measures": "behaviour", "max_steps": 1, "eval_strategy": "no"}
+    arguments = [*command(**{**options, "forget_set": source}), "--columns", "question=prompt", "answer=reply"]
+    unlearn.main(arguments)
+    assert {line["metric"] for line in journal(tmp_path / "run")} >= {"forget_nll", "retain_nll"}
 
 
 def test_a_config_file_is_read_overridden_and_its_unknown_keys_are_fatal(command, tmp_path, capsys):
