@@ -321,7 +321,7 @@ def model_options(model_arguments: ModelConfig) -> dict:
     quantization = get_quantization_config(model_arguments)
     if quantization is not None:
         # A quantised model cannot be moved afterwards: each process loads it on its own device.
-        options |= {"quantization_config": quantization, "device_map": {"": PartialState().local_process_index}}
+        options |= {"quantization_config": quantization, "device_map": {"": PartialState().device}}
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -11,7 +11,6 @@ from trainers.objectives import dpo, sequence_nll
 from trainers.reference_scores import Frozen, ReferenceNeeds
 from trainers.refusals import REFUSALS
 from trainers.terms import Term
-from trainers.unlearning_config import UnlearningConfig
 from trainers.unlearning_trainer import UnlearningTrainer
 
 
@@ -37,9 +36,6 @@ class DPOTrainer(UnlearningTrainer):
     @property
     def chosen_part(self) -> str:
         return "retain" if self.args.chosen == "retain" else "chosen"
-
-    def needs_retain(self, args: UnlearningConfig) -> bool:
-        return super().needs_retain(args) or args.chosen == "retain"
 
     def usable(self, dataset: Sequence, name: str) -> Sequence:
         return with_other_alternate(dataset, name) if self.args.chosen == "alternate" else dataset

@@ -38,3 +38,7 @@ class DPOConfig(RetainTermConfig):
         super().__post_init__()
         check_number("beta", self.beta, above=0.0)
         check_choice("chosen", self.chosen, CHOSEN)
+
+    @property
+    def needs_retain(self) -> bool:
+        return super().needs_retain or self.chosen == "retain"

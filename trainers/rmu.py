@@ -16,7 +16,6 @@ from trainers.reference_scores import ReferenceNeeds
 from trainers.rmu_config import RMUConfig
 from trainers.terms import Term
 from trainers.truncated import hidden_states_at
-from trainers.unlearning_config import UnlearningConfig
 from trainers.unlearning_trainer import UnlearningTrainer
 
 
@@ -41,13 +40,10 @@ class RMUTrainer(UnlearningTrainer):
 
     def reference_needs(self) -> ReferenceNeeds:
         forget = ("forget",) if self.args.adaptive_scale is not None else ()
-        return ReferenceNeeds(states=(*forget, *(("retain",) if self.needs_retain(self.args) else ())))
+        return ReferenceNeeds(states=(*forget, *(("retain",) if self.args.needs_retain else ())))
 
     def reference_layer(self) -> int:
         return _layer_of(self.bare_model(), self.args)
-
-    def needs_retain(self, args: UnlearningConfig) -> bool:
-        return args.alpha > 0
 
     def choose_parameters(self, model: nn.Module) -> None:
         args, anatomy = self.args, find_anatomy(model)

@@ -55,3 +55,16 @@ class RMUConfig(UnlearningConfig):
         if self.adaptive_scale is not None:
             check_number("adaptive_scale", self.adaptive_scale, above=0.0)
         check_number("alpha", self.alpha, low=0.0)
+        _check_list("trained_layers", self.trained_layers, int)
+        _check_list("trained_parameters", self.trained_parameters, str)
+
+    @property
+    def needs_retain(self) -> bool:
+        return self.alpha > 0
+
+
+def _check_list(name: str, value: list | None, of: type) -> None:
+    # A bare string would be taken letter by letter.
+    entries = value if isinstance(value, (list, tuple)) else [None]
+    if value is not None and not (entries and all(type(entry) is of for entry in entries)):
+        raise ValueError(f"`{name}` must be a list of {of.__name__}, or left out, got {value!r}")

@@ -71,6 +71,11 @@ class UnlearningConfig(TrainingArguments):
         if self.reference_max_bytes < 0:
             raise ValueError(f"`reference_max_bytes` must not be negative, got {self.reference_max_bytes}")
 
+    @property
+    def needs_retain(self) -> bool:
+        """Whether the loss has a retain part."""
+        return False
+
 
 def retain_loss_field(default: str):
     """The field `retain_loss` with a method's own default."""
@@ -102,6 +107,15 @@ class RetainTermConfig(UnlearningConfig):
         check_choice("retain_loss", self.retain_loss, RETAIN_LOSSES)
         check_number("alpha", self.alpha, low=0.0)
         check_number("gamma", self.gamma, low=0.0)
+        if self.gamma == 0 and (self.alpha == 0 or self.retain_loss == "none"):
+            raise ValueError(
+                f"`gamma` is 0 and there is no retain term (`alpha` {self.alpha}, `retain_loss` {self.retain_loss!r}), "
+                "so nothing would be trained. Raise one of the weights"
+            )
+
+    @property
+    def needs_retain(self) -> bool:
+        return self.retain_loss != "none"
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -166,10 +166,6 @@ class UnlearningTrainer(Trainer):
         """The hidden-state index of the states the method needs of the reference."""
         return None
 
-    def needs_retain(self, args: UnlearningConfig) -> bool:
-        """Whether the loss has a retain part."""
-        return getattr(args, "retain_loss", "none") != "none"
-
     def beside(self, dataset: Sequence, name: str) -> dict[str, list[Example]]:
         """Parts that the method sets beside the forget pairs, one example a pair."""
         return {}
@@ -336,7 +332,7 @@ class UnlearningTrainer(Trainer):
         return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
     def _checked_retain(self, args: UnlearningConfig, dataset: Sequence | None) -> list[Example] | None:
-        if self.needs_retain(args):
+        if args.needs_retain:
             if dataset is None:
                 has_term = getattr(args, "retain_loss", "none") != "none"
                 what = f"`retain_loss={args.retain_loss!r}`" if has_term else f"{type(args).__name__} as it is set"
