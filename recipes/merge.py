@@ -25,12 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 from trl import TrlParser
 
-from recipes.embedded import ModelError
+from recipes.checkpoint_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    COMPANIONS,
+    CONFIG,
+    INDEX,
+    SINGLE,
+    Checkpoint,
+    fetch,
+    is_adapter,
+    load_adapter,
+    read_json,
+    weight_map,
+)
 from recipes.models import resolve_model
 from recipes.summary import write_records
 from trainers.weights import (
@@ -51,10 +62,8 @@ RATIOS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 FORMULAS = {"ratio": "(1 - ratio) * model_a + ratio * model_b", "negate": "model_a - negate * (model_b - model_a)"}
 
 LABELS = ("model_a", "model_b")
-SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
-CONFIG, ADAPTER_CONFIG, RECORD = "config.json", "adapter_config.json", "merge.json"
-# What goes with the weights into a merge: configuration and tokenizer. Not code, not pickles, not a run's own records.
-COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "additional_chat_templates/*.jinja")
+RECORD = "merge.json"
+# Companions of A's weights that do not go into a merge: they are of its own weights, or of its run.
 NOT_COMPANIONS = ("*.index.json", ADAPTER_CONFIG, RECORD, "trainer_state.json", "*_results.json")
 # Config fields that do not shape the weights or what is computed from them.
 NEUTRAL = re.compile(
@@ -233,64 +242,6 @@ class AdapterPair:
         _write_json(folder / ADAPTER_CONFIG, dict(adapter.config))
 
 
-class Checkpoint(Mapping):
-    """The weights of a saved model, read from its safetensors files one tensor at a time.
-
-    Attributes
-    ----------
-    folder : Path
-    shards : dict of str to list of str
-        File -> the names of the tensors in it.
-    """
-
-    def __init__(self, folder: Path, parameter: str) -> None:
-        self.folder = folder
-        index = _weight_map(folder, parameter)
-        files = sorted(set(index.values())) if index else [SINGLE]
-        self._handles = {file: _open(folder / file, parameter) for file in files}
-        self.shards = {file: list(handle.keys()) for file, handle in self._handles.items()}
-        self._file_of = {name: file for file, names in self.shards.items() for name in names}
-        if index and index != self._file_of:
-            raise ValueError(
-                f"`{parameter}`: {folder / INDEX} does not say what its shards hold. Save the model again."
-            )
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._handles[self._file_of[name]].get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
-
-    def __len__(self) -> int:
-        return len(self._file_of)
-
-    def only(self, names: list[str]) -> Mapping[str, Tensor]:
-        """Some of the tensors, still unread."""
-        return _Some(self, names)
-
-    def layout(self) -> dict[str, tuple]:
-        """Name -> (shape, dtype as safetensors writes it), from the files' headers."""
-        slices = {name: self._handles[file].get_slice(name) for name, file in self._file_of.items()}
-        return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-
-    def metadata(self, file: str) -> dict[str, str]:
-        return self._handles[file].metadata() or {"format": "pt"}
-
-
-class _Some(Mapping):
-    def __init__(self, whole: Mapping[str, Tensor], names: list[str]) -> None:
-        self._whole, self._names = whole, dict.fromkeys(names)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._whole[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def open_pair(model_a: str, model_b: str, *, negate: bool) -> FullPair | AdapterPair:
     """Both models, found, opened and checked against each other.
 
@@ -302,10 +253,10 @@ def open_pair(model_a: str, model_b: str, *, negate: bool) -> FullPair | Adapter
         When one is not safetensors, is damaged or quantised; when they are of two kinds, architectures or bases.
     """
     source_a = resolve_model(model_a)  # not fetched yet: a base model may not be needed
-    folder_b = _fetch(model_b, "model_b")
-    b_is_adapter = _is_adapter(folder_b)
-    if negate and b_is_adapter and not (Path(source_a).is_dir() and _is_adapter(Path(source_a))):
-        b = _load_adapter(folder_b, "model_b")
+    folder_b = fetch(model_b, "model_b")
+    b_is_adapter = is_adapter(folder_b)
+    if negate and b_is_adapter and not (Path(source_a).is_dir() and is_adapter(Path(source_a))):
+        b = load_adapter(folder_b, "model_b")
         base = b.config.get("base_model_name_or_path")
         if _canonical(base) in (_canonical(model_a), _canonical(source_a)):
             record = {"model_a": {"name": model_a}, "model_b": _source(model_b, folder_b)}
@@ -318,15 +269,15 @@ def open_pair(model_a: str, model_b: str, *, negate: bool) -> FullPair | Adapter
                 "adapter that it was trained from. If they are one model, write that name into "
                 f"{folder_b / ADAPTER_CONFIG}."
             )
-    folder_a = _fetch(model_a, "model_a")
-    if _is_adapter(folder_a) != b_is_adapter:
+    folder_a = fetch(model_a, "model_a")
+    if is_adapter(folder_a) != b_is_adapter:
         kinds = ("a full model", "an adapter")
         raise ValueError(
-            f"`model_a` is {kinds[_is_adapter(folder_a)]} and `model_b` {kinds[b_is_adapter]}: give two of one kind. "
+            f"`model_a` is {kinds[is_adapter(folder_a)]} and `model_b` {kinds[b_is_adapter]}: give two of one kind. "
             "peft's merge_and_unload, then save_pretrained, makes a full model of an adapter."
         )
     if b_is_adapter:
-        a, b = _load_adapter(folder_a, "model_a"), _load_adapter(folder_b, "model_b")
+        a, b = load_adapter(folder_a, "model_a"), load_adapter(folder_b, "model_b")
         bases = [adapter.config.get("base_model_name_or_path") for adapter in (a, b)]
         if _canonical(bases[0]) == _canonical(bases[1]):  # one folder may be written in several ways
             b = LoraAdapter(dict(b.config) | {"base_model_name_or_path": bases[0]}, b.tensors)
@@ -403,90 +354,11 @@ def _write_json(path: Path, content: Mapping) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _fetch(name: str, parameter: str) -> Path:
-    """The folder of a model; a Hub id is downloaded, safetensors only."""
-    source = resolve_model(name)
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(
-            source,
-            allow_patterns=[*COMPANIONS, "*.safetensors"],
-            ignore_patterns=["*/*.safetensors", "consolidated*.safetensors"],  # other copies of the same weights
-        )
-    except OSError as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(
-            f"`{parameter}`: cannot get {name!r} from the Hub: {reason.rstrip('.')}. Give a folder or a Hub id that "
-            "can be reached"
-        ) from error
-    return Path(folder)
-
-
-def _is_adapter(folder: Path) -> bool:
-    """An adapter's config, and no full weights: some trainers leave the base's config.json beside an adapter."""
-    return (folder / ADAPTER_CONFIG).is_file() and not any((folder / file).is_file() for file in (SINGLE, INDEX))
-
-
-def _load_adapter(folder: Path, parameter: str) -> LoraAdapter:
-    if not (folder / ADAPTER).is_file():
-        raise ValueError(_no_safetensors(folder, parameter, ADAPTER))
-    config = _read_json(folder / ADAPTER_CONFIG, parameter)
-    try:
-        return LoraAdapter(config, load_file(folder / ADAPTER))
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"`{parameter}`: {folder / ADAPTER} cannot be read: {error}. Save it again.") from error
-
-
-def _weight_map(folder: Path, parameter: str) -> dict[str, str] | None:
-    """Tensor name -> file of a sharded checkpoint; None for a single file."""
-    if not (folder / INDEX).is_file():
-        if not (folder / SINGLE).is_file():
-            raise ValueError(_no_safetensors(folder, parameter, SINGLE))
-        return None
-    index = _read_json(folder / INDEX, parameter).get("weight_map")
-    if not isinstance(index, dict) or not index:
-        raise ValueError(f"`{parameter}`: {folder / INDEX} has no weight_map. Save the model again.")
-    for file in set(index.values()):
-        # A name with a folder in it would be read, and written, outside the checkpoint.
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise ValueError(f"`{parameter}`: {folder / INDEX} names {file!r}, expected safetensors files beside it.")
-        if not (folder / file).is_file():
-            raise ValueError(f"`{parameter}`: {folder} lacks {file}, which {INDEX} names. Copy or save it again.")
-    return index
-
-
-def _open(path: Path, parameter: str) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"`{parameter}`: {path} cannot be read: {error}. Copy or save it again.") from error
-
-
-def _no_safetensors(folder: Path, parameter: str, wanted: str) -> str:
-    text = f"`{parameter}`: {folder} has no {wanted}"
-    if pickles := sorted(path.name for path in folder.glob("*.bin") if path.name != "training_args.bin"):
-        text += f", only {pickles[0]}. Pickled weights can run code when read and are not opened here"
-    return text + ". Load the model where you trust it and save it with save_pretrained, which writes safetensors."
-
-
-def _read_json(path: Path, parameter: str) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"`{parameter}`: {path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"`{parameter}`: {path} is not a JSON object.")
-    return content
-
-
 def _check_architecture(folder_a: Path, folder_b: Path) -> None:
     from transformers import AutoConfig
 
     for folder, parameter in zip((folder_a, folder_b), LABELS, strict=True):
-        if _read_json(folder / CONFIG, parameter).get("quantization_config"):
+        if read_json(folder / CONFIG, parameter).get("quantization_config"):
             raise ValueError(
                 f"`{parameter}`: {folder} is quantised; the stored numbers are no weights by themselves. Give the "
                 "checkpoint it was made from, or dequantise it (model.dequantize()) and save it."
@@ -531,8 +403,8 @@ def _source(name: str, folder: Path) -> dict[str, str]:
     """Where weights came from, and a hash of them and of the config they are read with."""
     digest = hashlib.sha256()
     files = [ADAPTER, ADAPTER_CONFIG]
-    if not _is_adapter(folder):
-        files = [*sorted(set((_weight_map(folder, "model") or {"": SINGLE}).values())), CONFIG]
+    if not is_adapter(folder):
+        files = [*sorted(set((weight_map(folder, "model") or {"": SINGLE}).values())), CONFIG]
     for file in files:
         with (folder / file).open("rb") as stream:
             while block := stream.read(1 << 22):
