@@ -81,11 +81,7 @@ def encode_pairs(
         For an empty set, a missing field, a blank answer, or a pair longer than `max_length`: it is not cut, because
         a cut answer is another answer, and its end would be left in the model unseen.
     """
-    if isinstance(pairs, (str, bytes, Mapping)) or not isinstance(pairs, Iterable):
-        raise ValueError(
-            f"`{name}` must be a datasets.Dataset or a sequence of pairs with `question` and `answer`, got "
-            f"{type(pairs).__name__}"
-        )
+    _check_is_a_sequence(pairs, name)
     examples = []
     for i, pair in enumerate(pairs):
         prompt, text = _prompt_and_answer(pair, f"{name}[{i}]", answer)
@@ -102,6 +98,14 @@ def encode_pairs(
     if not examples:
         raise ValueError(f"`{name}` must hold at least one pair, got none")
     return examples
+
+
+def _check_is_a_sequence(pairs: Iterable, name: str) -> None:
+    if isinstance(pairs, (str, bytes, Mapping)) or not isinstance(pairs, Iterable):
+        raise ValueError(
+            f"`{name}` must be a datasets.Dataset or a sequence of pairs with `question` and `answer`, got "
+            f"{type(pairs).__name__}"
+        )
 
 
 def _prompt_and_answer(pair, where: str, answer: str) -> tuple[str, str]:
@@ -127,8 +131,9 @@ def with_other_alternate(pairs: Iterable, name: str) -> list:
     Raises
     ------
     ValueError
-        If a pair has no ``alternate``, or none differs.
+        If these are no pairs, one has no ``alternate``, or none differs.
     """
+    _check_is_a_sequence(pairs, name)
     kept, n = [], 0
     for i, pair in enumerate(pairs):
         n += 1

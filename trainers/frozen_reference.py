@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,24 @@ class FrozenReference:
         ------
         ValueError
             If a reference would have to be copied that cannot be.
+        RuntimeError
+            If it would have to be copied from weights that have been trained.
         """
         wanted = self._wanted()
-        needed = bytes_needed(bare, wanted)
-        if needed > self.max_bytes:
-            what = f"`reference_max_bytes` is {self.max_bytes:,}, and the loss needs {needed:,} of the reference"
-            if not is_peft_model(bare) and (sharded or not initial):
-                why = "a sharded model cannot be copied" if sharded else "the weights have been trained since"
-                raise ValueError(f"{what}: {why}, so that it cannot be run beside. Raise `reference_max_bytes`")
-            how = "the model with its adapters off" if is_peft_model(bare) else "a frozen copy of the model"
-            logger.warning("%s: it is computed in every step by %s, which is slower.", what, how)
-            self._run_beside(bare)
+        missing, needed = self.scores.missing(wanted), bytes_needed(bare, wanted)
+        if not missing or needed <= self.max_bytes:
+            return missing
+        if not initial and not _comes_back(bare):
+            raise self._too_late()
+        what = f"`reference_max_bytes` is {self.max_bytes:,}, and the loss needs {needed:,} of the reference"
+        if not is_peft_model(bare) and sharded:
+            raise ValueError(
+                f"{what}: a sharded model cannot be copied, so that it cannot be run beside. Raise "
+                "`reference_max_bytes`"
+            )
+        how = "the model with its adapters off" if is_peft_model(bare) else "a frozen copy of the model"
+        logger.warning("%s: it is computed in every step by %s, which is slower.", what, how)
+        self._run_beside(bare)
         return self.scores.missing(self._wanted())
 
     def frozen(self, bare: nn.Module, initial: bool) -> AbstractContextManager:
@@ -87,18 +94,9 @@ class FrozenReference:
         RuntimeError
             If its weights have been trained since, and no switching off brings the frozen ones back.
         """
-        if is_peft_model(bare):
-            # Trained biases stay on when the adapter is off: then only the initial weights are the reference.
-            if initial or {getattr(config, "bias", "none") for config in bare.peft_config.values()} == {"none"}:
-                return bare.disable_adapter()
-        elif initial:
-            return nullcontext()
-        n = sum(map(len, self.scores.missing(self._wanted()).values()))
-        self._pair_sets.pop()  # the late one: the others can still be evaluated
-        raise RuntimeError(
-            f"{n} pairs have no reference scores, and the weights that they would be read from have been trained "
-            "since. Give these pairs as `eval_dataset` when the trainer is built"
-        )
+        if not initial and not _comes_back(bare):
+            raise self._too_late()
+        return _adapters_off(bare) if is_peft_model(bare) else nullcontext()
 
     def batch(self, inputs: Mapping[str, dict[str, Any]]) -> Frozen:
         """The frozen model's word on a batch."""
@@ -187,6 +185,31 @@ class FrozenReference:
             wanted["log_probs"] = wanted["states"] = []
         return wanted
 
+    def _too_late(self) -> RuntimeError:
+        n = sum(map(len, self.scores.missing(self._wanted()).values()))
+        self._pair_sets.pop()  # the late one: the others can still be evaluated
+        return RuntimeError(
+            f"{n} pairs have no reference scores, and the weights that they would be read from have been trained "
+            "since. Give these pairs as `eval_dataset` when the trainer is built"
+        )
+
     def _run_beside(self, bare: nn.Module) -> None:
         self.scores.live = "adapters off" if is_peft_model(bare) else weights_fingerprint(bare)
         self.live = LiveReference(bare)
+
+
+def _comes_back(model: nn.Module) -> bool:
+    """Whether the initial model can be had again from the trained one: trained biases stay on with the adapter off."""
+    return is_peft_model(model) and {getattr(c, "bias", "none") for c in model.peft_config.values()} == {"none"}
+
+
+@contextmanager
+def _adapters_off(model: nn.Module) -> Iterator[None]:
+    """Switch adapters off inside the block; peft would switch them on again with all of them to be trained."""
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        for parameter, requires_grad in trained:
+            parameter.requires_grad_(requires_grad)

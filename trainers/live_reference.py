@@ -32,8 +32,15 @@ class LiveReference:
 
     def __init__(self, model: nn.Module) -> None:
         if is_peft_model(model):
-            with adapter_off(model):
-                pass  # raises where it would be wrong
+            try:
+                with adapter_off(model):
+                    pass
+            except ValueError as error:
+                raise ValueError(
+                    "the adapter trains the base model's biases, which stay changed with the adapter off, so that it "
+                    "cannot be run as its own reference. Raise `reference_max_bytes`: the reference is then read "
+                    "before training. Or set bias='none'"
+                ) from error
             self._model, self._frozen = model, lambda: adapter_off(model)
             return
         self._model = copy.deepcopy(model)

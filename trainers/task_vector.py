@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from monitor.reference import weights_fingerprint
+from trainers.checkpoints import last_complete_checkpoint
 from trainers.fine_tuning import FineTuningTrainer
 from trainers.task_vector_config import TaskVectorConfig
 
@@ -48,10 +49,15 @@ class TaskVectorTrainer(FineTuningTrainer):
         super().__init__(*args, callbacks=[self._negation, *(callbacks or [])], **kwargs)
         self._negation.trainer = self
         self._initial: dict[str, Tensor] = {}
+        self._fingerprint: str | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir) or True
         self._negation.done = False
-        self._keep_start(bool(resume_from_checkpoint))
+        self._keep_start()
+        if isinstance(resume_from_checkpoint, (str, Path)):
+            self._negation.done = self._check_checkpoint(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def negate(self) -> None:
@@ -66,28 +72,41 @@ class TaskVectorTrainer(FineTuningTrainer):
                     parameter.mul_(-scale)
         self._initial = {}
 
-    def _keep_start(self, resumed: bool) -> None:
+    def _keep_start(self) -> None:
         model = self.bare_model()
         if self._sharded:
             raise ValueError("task-vector negation of a sharded model (FSDP, DeepSpeed) is not supported")
         if is_peft_model(model):
             _check_adapter(model)
             return
-        path = Path(self.args.output_dir) / FILE_NAME
-        fingerprint = weights_fingerprint(model)
-        if resumed and path.is_file() and json.loads(path.read_text())["initial_weights"] != fingerprint:
-            raise ValueError(
-                f"the run in {self.args.output_dir} started from other weights than the `model` given, and the "
-                "negation needs those. Give that model; the checkpoint is loaded into it afterwards"
-            )
-        if not resumed and self.args.should_save:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"initial_weights": fingerprint}) + "\n", encoding="utf-8")
+        self._fingerprint = weights_fingerprint(model)
         self._initial = {
             name: parameter.detach().to("cpu", copy=True)
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
+
+    def _check_checkpoint(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint holds the negated model; an error unless it started from the weights in memory."""
+        path = checkpoint / FILE_NAME
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"`resume_from_checkpoint` needs {path}, which says whether the weights there are negated already. "
+                "Give a checkpoint of a task-vector run, or start again without resuming"
+            )
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["initial_weights"] != self._fingerprint:
+            raise ValueError(
+                f"the run of {checkpoint} started from other weights than the `model` given, and the "
+                "negation needs those. Give that model; the checkpoint is loaded into it afterwards"
+            )
+        return stored["negated"]
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        super()._save(output_dir, state_dict)
+        note = {"negated": self._negation.done, "initial_weights": self._fingerprint}
+        path = Path(output_dir if output_dir is not None else self.args.output_dir) / FILE_NAME
+        path.write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
 class Negation(TrainerCallback):
@@ -96,6 +115,13 @@ class Negation(TrainerCallback):
     def __init__(self) -> None:
         self.trainer: TaskVectorTrainer | None = None
         self.done = False
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        if self.done and state.global_step < state.max_steps:
+            raise ValueError(
+                f"the checkpoint of step {state.global_step} ended its run and holds the negated model, which cannot "
+                f"go on learning to step {state.max_steps}. Resume from an earlier checkpoint, or start again"
+            )
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         if control.should_training_stop:
@@ -116,11 +142,9 @@ class Negation(TrainerCallback):
 
 def _check_adapter(model) -> None:
     trained: Sequence[str] = [name for name, p in model.named_parameters() if p.requires_grad]
-    if any("lora_A" not in name and "lora_B" not in name for name in trained):
-        raise ValueError(
-            "task-vector negation supports LoRA matrices alone, and the adapters train "
-            f"{next(name for name in trained if 'lora_' not in name or '_embedding' in name)}"
-        )
+    others = [name for name in trained if "lora_A" not in name and "lora_B" not in name]
+    if others:
+        raise ValueError(f"task-vector negation supports LoRA matrices alone, and the adapters train {others[0]}")
     if any(p.abs().max() > 0 for name, p in model.named_parameters() if "lora_B" in name and p.requires_grad):
         raise ValueError(
             "task-vector negation of an adapter needs one that starts at zero, and `model` brings a trained one. Merge "

@@ -248,7 +248,9 @@ def test_several_evaluation_sets_during_training(build, forget, retain):
     )
     trainer.train()
     known = [entry["eval_known_loss"] for entry in trainer.state.log_history if "eval_known_loss" in entry]
-    other = [entry["eval_other_forget_loss"] for entry in trainer.state.log_history if "eval_other_forget_loss" in entry]
+    other = [
+        entry["eval_other_forget_loss"] for entry in trainer.state.log_history if "eval_other_forget_loss" in entry
+    ]
     assert len(known) == len(other) == 2 and known[0] != known[1]
     json.dumps(trainer.state.log_history)
     assert trainer.state.best_metric == min(known)
