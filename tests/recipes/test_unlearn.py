@@ -303,3 +303,20 @@ def test_killed_at_any_moment_and_resumed_the_journal_reads_as_if_it_had_never_s
     assert finished.wait(timeout=300) == 0, (tmp_path / "killed.log").read_text()[-3000:]
     assert kills >= 4
     assert journal(folder) == journal(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"retain_loss": "kl"}, {"retain_loss": "kl", "reference_max_bytes": 0}])
+def test_quantised_weights_with_adapters(options, command, tmp_path, capsys):
+    """QLoRA: 4-bit weights, LoRA in bf16 or float32, the reference with adapters off, kept or run beside."""
+    pytest.importorskip("bitsandbytes")
+    options |= {"load_in_4bit": "true", "use_peft": "true", "lora_target_modules": "q_proj v_proj".split()}
+    arguments = command(measures="behaviour", max_steps=2, eval_strategy="no", learning_rate=1e-2)
+    for name, value in options.items():
+        arguments += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    unlearn.main(arguments)
+    assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
+    lines = journal(tmp_path / "run")
+    start, end = (next(x["value"] for x in lines if (x["metric"], x["step"]) == ("forget_nll", s)) for s in (0, 2))
+    assert end != start
+    assert "Verification:" in capsys.readouterr().out
