@@ -37,7 +37,8 @@ class TaskVectorTrainer(FineTuningTrainer):
     -----
     θ = θ_0 − scale · (θ_learned − θ_0) (Ilharco et al., arXiv 2212.04089), where θ_learned minimises ℓ_f. Until its
     last step the run **learns**: loss and readings say so. The negation is made at the end of the last step, before
-    that step's evaluation, measurement and checkpoint. LoRA matrices start from a zero product, so that
+    that step's evaluation, measurement and checkpoint; where a callback stops the run, at the end of the epoch that it
+    leaves, after the readings of the step. LoRA matrices start from a zero product, so that
     B ← −scale · B is exact.
     """
 

@@ -104,8 +104,7 @@ def test_resuming_with_another_initial_model_is_an_error(make_trainer, llama, na
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("name", ["kl_min", "undial", "rmu"])
 def test_the_copy_is_frozen_though_the_model_was_prepared_before(make_trainer, name, bf16):
-    """An evaluation prepares the model: accelerate puts a closure over its own forward into it, and a copy of that
-    would run the model in training."""
+    """An evaluation prepares the model: accelerate puts a forward of its own into it."""
     more = {"adaptive_scale": 1.5} if name == "rmu" else {}
     trainer = make_trainer(name, reference_max_bytes=0, bf16=bf16, **more)
     trainer.evaluate()
@@ -123,6 +122,21 @@ def test_the_copy_is_frozen_though_the_model_was_prepared_before(make_trainer, n
     for kind in ("log_probs", "states"):
         for part, value in getattr(before, kind).items():
             assert getattr(after, kind)[part].equal(value)
+
+
+def test_a_closure_over_the_models_forward_is_not_copied(llama):
+    """Such as TRL puts there: called on the copy, it would run the model in training."""
+    model = llama()
+    original = model.forward
+    model.forward = lambda *args, **kwargs: original(*args, **kwargs)
+    reference = LiveReference(model)
+    ids = torch.arange(4, 24).view(2, 10)
+    part = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    before, states = reference.log_probs(part), reference.states(part, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    assert reference.log_probs(part).equal(before) and reference.states(part, 1).equal(states)
 
 
 def test_an_evaluation_before_training_leaves_the_reference_frozen(make_trainer):

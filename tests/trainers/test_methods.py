@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -198,6 +199,26 @@ def test_lora_trains_adapters_only(make_trainer, method, taught, checkpointing):
             assert after[name].equal(value) == (name not in trained), name
 
 
+@pytest.mark.parametrize(("name", "lora"), [("npo", True), ("rmu", True), ("rmu", False)])
+def test_reentrant_checkpoints_train_too(make_trainer, name, lora):
+    """These take no gradient back through a block whose input needs none, and frozen embeddings need none."""
+    runs = []
+    for checkpoints in ({}, {"activation_checkpointing_kwargs": {"use_reentrant": True}}):
+        torch.manual_seed(1)  # of the adapter
+        trainer = make_trainer(
+            name,
+            peft_config=LoraConfig(**LORA) if lora else None,
+            activation_checkpointing=bool(checkpoints),
+            max_steps=2,
+            **checkpoints,
+        )
+        start = _weights(trainer.model)
+        trainer.train()
+        runs.append(_weights(trainer.model))
+        assert not runs[-1].equal(start)
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["npo", "dpo", "kl_min", "undial", "rmu", "whp_reinforced"])
 @pytest.mark.parametrize("max_bytes", [2**30, 0])
 def test_the_reference_of_a_trained_adapter_is_the_base_model(make_trainer, methods, llama, name, max_bytes):
@@ -250,6 +271,20 @@ def test_bf16_autocast_trains(make_trainer, method, taught):
     assert any(half[name] != full[name] for name in names)  # it is another precision
     one, two = (_weights(trainer.model) - start for trainer in trainers)
     assert F.cosine_similarity(one, two, dim=0) > 0.9
+
+
+def test_a_bf16_model_trains(make_trainer, method, taught):
+    settings = {"max_steps": 3, "learning_rate": 3e-3, **STRONGER.get(method.name, {})}
+    trainer = make_trainer(method, taught().to(torch.bfloat16), **settings)
+    start = trainer.evaluate()
+    before = _weights(trainer.model)
+    trainer.train()
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.bfloat16}
+    end, moved = trainer.evaluate(), _weights(trainer.model)
+    assert moved.isfinite().all() and not moved.equal(before)
+    assert all(math.isfinite(end[name]) for name in end)
+    if method.name != "fine_tuning":  # Adam's first steps overshoot what is all but learned
+        assert end["eval_forget_nll"] > start["eval_forget_nll"]
 
 
 # Monitoring

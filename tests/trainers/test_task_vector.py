@@ -79,13 +79,20 @@ class _StopAt(TrainerCallback):
 
 
 def test_a_run_that_is_stopped_early_is_negated_too(make_trainer, llama):
-    learned = make_trainer("fine_tuning", output="learned", callbacks=[_StopAt(2)], num_train_epochs=3)
-    trainer = make_trainer("task_vector", callbacks=[_StopAt(2)], num_train_epochs=3)
+    """Before the epoch's evaluation and checkpoint."""
+    settings = {"callbacks": [_StopAt(3)], "num_train_epochs": 3, "save_strategy": "epoch", "eval_strategy": "epoch"}
+    learned = make_trainer("fine_tuning", output="learned", **settings)
+    trainer = make_trainer("task_vector", **settings)
     for one in (learned, trainer):
         one.train()
-        assert one.state.global_step == 2
-    for start, towards, away in zip(*(m.parameters() for m in (llama(), learned.model, trainer.model)), strict=True):
-        assert away.equal(start - (towards - start))
+        assert one.state.global_step == 3
+    saved = AutoModelForCausalLM.from_pretrained(Path(trainer.args.output_dir) / "checkpoint-3")
+    for start, towards, away, kept in zip(
+        *(m.parameters() for m in (llama(), learned.model, trainer.model, saved)), strict=True
+    ):
+        assert away.equal(start - (towards - start)) and kept.equal(away)
+    evaluated = [e["eval_forget_nll"] for e in trainer.state.log_history if "eval_forget_nll" in e]
+    assert len(evaluated) == 2 and evaluated[1] == pytest.approx(trainer.evaluate()["eval_forget_nll"])
 
 
 def test_training_again_starts_from_the_negated_model(make_trainer):
