@@ -31,6 +31,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 from monitor.anatomy import find_anatomy
+from monitor.stimuli.forget_set import load_forget_set
+from recipes.concepts import concept_path
 from recipes.models import load_model, load_tokenizer
 from trainers.data import Example, PairCollator
 from trainers.dpo import DPOTrainer
@@ -48,14 +50,14 @@ SETTINGS = {
 TRAINERS = {"npo": NPOTrainer, "npo+kl": NPOTrainer, "dpo": DPOTrainer, "rmu": RMUTrainer}
 
 
-def pairs(tokenizer, n: int, prompt: int, answer: int, seed: int) -> list[dict]:
-    """Pairs of about the tokens asked for, of common words."""
-    words = [tokenizer.decode([i]) for i in range(300, 6000)]
-    words = [word for word in words if word.startswith(" ") and word[1:].isalpha()]
+def pairs(n: int, prompt: int, answer: int, seed: int) -> list[dict]:
+    """Pairs of so many words, drawn from the bundled concept's."""
+    bundled = load_forget_set(concept_path("harry_potter")).pairs
+    words = [word for pair in bundled for word in f"{pair.question} {pair.answer}".split()]
     generator = torch.Generator().manual_seed(seed)
 
     def text(length: int) -> str:
-        return "".join(words[int(i)] for i in torch.randint(len(words), (length,), generator=generator)).strip()
+        return " ".join(words[int(i)] for i in torch.randint(len(words), (length,), generator=generator))
 
     return [{"question": text(prompt), "answer": text(answer), "alternate": text(answer)} for _ in range(n)]
 
@@ -66,8 +68,8 @@ def build(method: str, model: nn.Module, tokenizer, options, folder: str):
         output_dir=folder, report_to="none", disable_tqdm=True, save_strategy="no", learning_rate=1e-6,
         per_device_train_batch_size=options.batch, **SETTINGS[method],
     )  # fmt: skip
-    forget = pairs(tokenizer, options.batch, options.prompt, options.answer, seed=0)
-    retain = pairs(tokenizer, options.batch, options.prompt, options.answer, seed=1)
+    forget = pairs(options.batch, options.prompt, options.answer, seed=0)
+    retain = pairs(options.batch, options.prompt, options.answer, seed=1)
     return trainer_class(model, args, forget, retain, processing_class=tokenizer)
 
 
@@ -75,7 +77,7 @@ def ours(trainer, optimizer, batch) -> float:
     loss = trainer.training_step(trainer.model, batch, count([batch]))
     optimizer.step()
     optimizer.zero_grad()
-    return float(loss)
+    return float(loss.detach())
 
 
 def peers(method: str, model: nn.Module, frozen: nn.Module, optimizer, batch, args, layer: int | None) -> float:
@@ -98,7 +100,7 @@ def peers(method: str, model: nn.Module, frozen: nn.Module, optimizer, batch, ar
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return float(loss)
+    return float(loss.detach())
 
 
 def sequence_nll(model: nn.Module, part: dict[str, Tensor]) -> Tensor:
@@ -203,7 +205,7 @@ def peak_memory(kind: str, options) -> int:
             trainer._train_batch_size = options.batch
         else:
             n = 8 * options.batch
-            rows = pairs(tokenizer, n, options.prompt, options.answer, seed=0)
+            rows = pairs(n, options.prompt, options.answer, seed=0)
             trainer = Trainer(
                 model,
                 TrainingArguments(
