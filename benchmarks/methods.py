@@ -36,7 +36,7 @@ def run(method: str, options: argparse.Namespace) -> dict:
     config = Path(unlearn.__file__).parent / "configs" / "smollm2" / f"{method}.yaml"
     with tempfile.TemporaryDirectory() as folder:
         command = ["--config", str(config), "--output_dir", folder, "--report_to", "none", "--save_strategy", "no"]
-        command += ["--disable_tqdm", "true", "--measures", *options.measures]
+        command += ["--disable_tqdm", "true", "--eval_strategy", "no", "--measures", *options.measures]
         if options.max_steps is not None:
             command += ["--max_steps", str(options.max_steps)]
         start = time.perf_counter()
