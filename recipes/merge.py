@@ -64,7 +64,16 @@ FORMULAS = {"ratio": "(1 - ratio) * model_a + ratio * model_b", "negate": "model
 LABELS = ("model_a", "model_b")
 RECORD = "merge.json"
 # Companions of A's weights that do not go into a merge: they are of its own weights, or of its run.
-NOT_COMPANIONS = ("*.index.json", ADAPTER_CONFIG, RECORD, "trainer_state.json", "*_results.json")
+NOT_COMPANIONS = (
+    "*.index.json",
+    ADAPTER_CONFIG,
+    RECORD,
+    "trainer_state.json",
+    "*_results.json",
+    "verification.json",
+    "task_vector.json",
+    "unlearn.json",
+)
 # Config fields that do not shape the weights or what is computed from them.
 NEUTRAL = re.compile(
     r"dropout|_token_id$|^(_name_or_path|transformers_version|dtype|torch_dtype|use_cache|initializer_range|id2label|"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import yaml
-
+from recipes.arguments import option, read_config
 from trainers.ce_u import CEUTrainer
 from trainers.dpo import DPOTrainer
 from trainers.grad_diff import GradDiffTrainer
@@ -52,26 +50,7 @@ def method_name(argv: Sequence[str]) -> str:
     ValueError
         If there is no such method, or the file is not valid YAML.
     """
-    name = _option(argv, "--method")
-    config = _option(argv, "--config")
-    if name is None and config is not None and Path(config).is_file():
-        try:
-            loaded = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ValueError(f"`--config` is not valid YAML: {error}") from error
-        name = loaded.get("method") if isinstance(loaded, dict) else None
-    name = DEFAULT if name is None else name
-    if name not in METHODS:
+    name = option(argv, "--method") or read_config(argv).get("method", DEFAULT)
+    if not isinstance(name, str) or name not in METHODS:
         raise ValueError(f"`method` must be one of {', '.join(METHODS)}, got {name!r}")
     return name
-
-
-def _option(argv: Sequence[str], option: str) -> str | None:
-    """The last value of an option, in either of its two forms."""
-    found = None
-    for i, word in enumerate(argv):
-        if word == option and i + 1 < len(argv):
-            found = argv[i + 1]
-        elif word.startswith(f"{option}="):
-            found = word.split("=", 1)[1]
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,12 +63,14 @@ def reinforce(
         bf16=training.bf16,
         fp16=training.fp16,
         seed=training.seed,
-        logging_steps=training.logging_steps,
+        logging_strategy="no",  # its losses are not those of the run
         disable_tqdm=training.disable_tqdm,
         dataloader_pin_memory=training.dataloader_pin_memory,
         save_strategy="no",
         report_to="none",
     )
     trainer = FineTuningTrainer(model, config, forget, processing_class=tokenizer, peft_config=peft_config)
+    if trainer.is_world_process_zero():
+        print(f"Training the reinforced model: {arguments.reinforcement_epochs:g} epochs.", file=sys.stderr)
     trainer.train()
     return trainer.bare_model().eval()

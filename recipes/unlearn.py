@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
+import warnings
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
 from accelerate import PartialState
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from monitor.callback import FOLDER, Monitor
 from monitor.journal import Journal
@@ -29,13 +30,14 @@ from monitor.measures.bias_shift import BiasShift
 from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.bias import load_bias_stimuli
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
+from recipes.arguments import parse
 from recipes.forget_set_arguments import column_mapping, forget_set_source
 from recipes.methods import DEFAULT, METHODS, method_name
 from recipes.models import load_model, load_tokenizer, resolve_model
 from recipes.reinforcement import ReinforcementArguments, reinforce
+from recipes.resuming import check_same_run, find_checkpoint, is_finished, run_record, write_record
 from recipes.summary import print_summary, summarise, write_records
 from recipes.verification import scores_at_start, scores_now, verdict_lines, verdict_sentence, verify
-from trainers.checkpoints import last_complete_checkpoint
 from trainers.unlearning_config import UnlearningConfig
 from trainers.unlearning_trainer import UnlearningTrainer
 
@@ -123,17 +125,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def parse_arguments(argv: list[str] | None) -> tuple:
-    """TRL's parser, with the method's own config, and a malformed YAML file reported as what it is."""
+    """TRL's parser, with the method's own config."""
     argv = sys.argv[1:] if argv is None else argv
     method = method_name(argv)
     further = (ReinforcementArguments,) if method == "whp_reinforced" else ()
-    parser = TrlParser(
-        (UnlearnArguments, METHODS[method].config_class, ModelConfig, *further), prog="latentwatch unlearn"
-    )
-    try:
-        return parser.parse_args_and_config(list(argv))
-    except yaml.YAMLError as error:
-        raise ValueError(f"`--config` is not valid YAML: {error}") from error
+    classes = (UnlearnArguments, METHODS[method].config_class, ModelConfig, *further)
+    return parse(argv, classes, prog=f"latentwatch unlearn --method {method}")
 
 
 def run(
@@ -146,12 +143,7 @@ def run(
     if not model_arguments.model_name_or_path:
         raise ValueError("`model_name_or_path` is missing: a path, a Hub id or an embedded name (latentwatch models).")
     # Everything that can be wrong with the input is found before a model is loaded or a file written.
-    forget_set = load_forget_set(
-        forget_set_source(arguments.forget_set),
-        variants=arguments.variants,
-        columns=column_mapping(arguments.columns),
-        entities=arguments.entities,
-    )
+    forget_set = read_forget_set(arguments)
     measures = build_measures(arguments, forget_set)
     retain = forget_set.split("retain") if training.needs_retain else None
     if retain is not None and not retain:
@@ -174,9 +166,16 @@ def run(
             "merge_and_unload, then save_pretrained), or start from the base with --use_peft."
         )
 
-    tokenizer = load_tokenizer(model_arguments.model_name_or_path)
+    if folder.is_dir() and folder.resolve() == Path(training.output_dir).resolve():
+        raise ValueError(
+            f"`output_dir` {training.output_dir} is the model's own folder, which the run would overwrite."
+        )
     forget = forget_pairs(forget_set, arguments.method, training)
-    peft_config = get_peft_config(model_arguments)
+    peft_config = adapter_config(model_arguments)
+    record = run_record(arguments.method, training, model_arguments)
+    check_same_run(checkpoint, record)
+
+    tokenizer = load_tokenizer(model_arguments.model_name_or_path)
     further = {}
     if reinforcement is not None and checkpoint is None:
         further["reinforced_model"] = reinforced_model(
@@ -199,8 +198,14 @@ def run(
             path=Path(training.output_dir) / "verification.json",
             resumed=checkpoint is not None,
         )
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
+    if is_finished(checkpoint, training):
+        logger.warning("The run in %s has ended: nothing is trained, its table follows.", training.output_dir)
+        trainer._load_from_checkpoint(checkpoint)
+    else:
+        if trainer.is_world_process_zero():
+            write_record(training, record)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.save_model()
     after = scores_now(**asked(trainer, tokenizer, forget_set)) if before is not None else None
 
     if not trainer.is_world_process_zero():
@@ -227,19 +232,33 @@ def run(
     return records
 
 
+def read_forget_set(arguments: UnlearnArguments) -> ForgetSet:
+    with warnings.catch_warnings():
+        if "fragmentation" not in arguments.measures:  # that nothing changes when anonymised concerns it alone
+            warnings.filterwarnings("ignore", message=".*anonymisation leaves")
+        return load_forget_set(
+            forget_set_source(arguments.forget_set),
+            variants=arguments.variants,
+            columns=column_mapping(arguments.columns),
+            entities=arguments.entities,
+        )
+
+
 def forget_pairs(forget_set: ForgetSet, method: str, training: UnlearningConfig) -> list:
     """The forget pairs as the method's trainer takes them."""
     pairs = list(forget_set.split("forget"))
     if method != "whp" and getattr(training, "chosen", None) != "alternate":
         return pairs
     # The anonymised answer to the same question; a pair that has none is its own, and left out with a warning.
+    alternates = [pair.anonymized[0][1] if pair.anonymized else pair.answer for pair in pairs]
+    if all(alternate == pair.answer for alternate, pair in zip(alternates, pairs, strict=True)):
+        raise ValueError(
+            f"{method} teaches anonymised answers, and {forget_set.name} has none: put an entities.json beside it "
+            "(names and their substitutes), or give its pairs `anonymized`."
+        )
     return [
-        {
-            "question": pair.question,
-            "answer": pair.answer,
-            "alternate": pair.anonymized[0][1] if pair.anonymized else pair.answer,
-        }
-        for pair in pairs
+        {"question": pair.question, "answer": pair.answer, "alternate": alternate}
+        for pair, alternate in zip(pairs, alternates, strict=True)
     ]
 
 
@@ -325,35 +344,27 @@ def model_options(model_arguments: ModelConfig) -> dict:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def find_checkpoint(training: UnlearningConfig) -> str | None:
-    """The checkpoint to resume from: a path, or the newest complete one of the output directory for "true".
-
-    A run that was stopped before its first checkpoint starts anew, so that one command always continues.
-    """
-    wanted = training.resume_from_checkpoint
-    if wanted is None or str(wanted).lower() in ("false", "none", ""):
-        return None
-    if str(wanted).lower() != "true":
-        if not Path(wanted).is_dir():
-            raise ValueError(f"`resume_from_checkpoint`: no such folder: {wanted}. Give a checkpoint folder, or true.")
-        if Path(wanted).resolve().parent != Path(training.output_dir).resolve():
-            raise ValueError(
-                f"`resume_from_checkpoint` {wanted} is of another run than `output_dir` {training.output_dir}, where "
-                f"its journal and reference are not. Pass --output_dir {Path(wanted).parent}."
-            )
-        return str(wanted)
-    newest = last_complete_checkpoint(training.output_dir)
-    if newest is None:
-        logger.warning("No complete checkpoint in %s yet: the run starts at its first step.", training.output_dir)
-    return newest
+def adapter_config(model_arguments: ModelConfig):
+    """TRL's PEFT config of the model arguments."""
+    targets = model_arguments.lora_target_modules
+    if not model_arguments.use_peft and targets is not None:
+        logger.warning("`lora_target_modules` is not used without `use_peft`: all weights are trained.")
+    if isinstance(targets, str) and re.fullmatch(r"[\w.]+", targets) and targets != "all-linear":
+        # TRL makes a list of one a string, which PEFT takes for a pattern of the whole name.
+        model_arguments.lora_target_modules = [targets]
+    return get_peft_config(model_arguments)
 
 
 def check_writable(folder: Path, name: str) -> None:
     """Whether `folder` can be made and written to, before hours are spent on what should go there."""
+    if not str(folder):
+        raise ValueError(f"`{name}` is empty; give a folder.")
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ValueError(f"`{name}`: {folder} cannot be written: {existing} is not a folder that you may write to.")
 
 
 if __name__ == "__main__":
-    main()
+    from recipes.cli import main as command
+
+    sys.exit(command(["unlearn", *sys.argv[1:]]))

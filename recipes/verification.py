@@ -25,7 +25,7 @@ from monitor.generation import greedy_answers
 from monitor.geometry.rouge import rouge_l
 from monitor.geometry.statistics import mean_interval
 from monitor.ranks import barrier, rank
-from monitor.stimuli.encoding import qa_prompt
+from monitor.stimuli.encoding import asked_prompt
 from monitor.stimuli.forget_set import Pair
 
 FORGET_LIMIT = 0.10  # forget answers below this count as no longer said
@@ -95,15 +95,19 @@ def answer_scores(model: nn.Module, tokenizer, pairs: Sequence[Pair], **options)
 
     Notes
     -----
+    Questions are asked in the tokenizer's chat template where it has one (`monitor.stimuli.encoding.asked_prompt`).
+
     Only an answer's first line is compared, unless one of `pairs` has an answer of several lines. The published scores
-    are of 50 tokens whatever they hold, so a right answer that rambles on scores lower there than here.
+    are of 50 tokens whatever they hold, so a right answer that rambles on scores lower there than here. It does here
+    as well where the model runs on in the same line, since F1 counts every word too many: read the score next to
+    ``exact_memorisation``.
     """
     if not pairs:
         raise ValueError("`pairs` must hold at least one pair, got none")
     answers = [pair.answer for pair in pairs]
     rouge_l(answers, answers)  # an answer without words is found now, not after the model has spoken
     one_line = not any("\n" in answer.strip() for answer in answers)
-    prompts = [qa_prompt(pair.question) for pair in pairs]
+    prompts = [asked_prompt(tokenizer, pair.question) for pair in pairs]
     return rouge_l(greedy_answers(model, tokenizer, prompts, **{"one_line": one_line} | options), answers)
 
 
@@ -195,8 +199,9 @@ def verify(
         With F and R the means, the outcome is the first that holds:
 
         - "not forgotten": F before ≥ 0.10 and F after ≥ 0.10. The answers are still said, whatever else happened.
-        - "collapsed": `collapsed`, or R after < 0.80 × R before with R before ≥ 0.10. A low F then shows a broken
-          model.
+        - "collapsed": R after < 0.80 × R before, where R before ≥ 0.10; where it is not, or there are no retain pairs,
+          `collapsed`. A low F then shows a broken model. Likelihoods do not overrule retain answers that are said: a
+          forget NLL beyond a uniform guess is forgetting, if the rest is kept.
         - "cannot tell": F before < 0.10, nothing to lose; or R before < 0.10 or no retain pairs, where 0.80 × R is met
           by any text. What counts as not saying the forget answers counts as not saying the retain answers.
         - "forgotten": F after < 0.10 and R after ≥ 0.80 × R before, both of which could have come out otherwise.
@@ -238,21 +243,24 @@ def verify(
 def _judge(f0: float, f1: float, r0: float | None, r1: float | None, collapsed: bool) -> tuple[str, str]:
     retain_tells = r0 is not None and r1 is not None and r0 >= FORGET_LIMIT
     retain_lost = retain_tells and r1 < RETAIN_SHARE * r0 - _ROUNDING
-    broken = " and ".join(
-        ["retain answers were lost"] * retain_lost + ["the answers' likelihood is that of a broken model"] * collapsed
-    )
+    # What the model says of the rest decides; likelihoods only where that tells nothing.
+    broken = ""
+    if retain_lost:
+        broken = "retain answers were lost"
+    elif collapsed and not retain_tells:
+        broken = "the answers' likelihood is that of a broken model"
     if f0 >= FORGET_LIMIT and f1 >= FORGET_LIMIT:
         return "not forgotten", "the forget answers are still said" + (f", though {broken}" if broken else "")
     if broken:
         return "collapsed", broken
     if f0 < FORGET_LIMIT:
-        return "cannot tell", "the forget answers were not said at the start, so there was nothing to lose"
+        return "cannot tell", "the forget answers scored that low at the start already, so there was nothing to lose"
     if r0 is None:
         return "cannot tell", "there are no retain pairs to show that the rest was kept"
     if not retain_tells:
         return (
             "cannot tell",
-            "the retain answers were not said at the start, so nothing shows that the rest was kept",
+            "the retain answers scored below 0.10 at the start already, so nothing shows that the rest was kept",
         )
     return "forgotten", "the forget answers are no longer said, the retain answers are"
 

@@ -7,6 +7,8 @@ import logging
 import re
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,8 +27,11 @@ def last_complete_checkpoint(output_dir: str | Path) -> str | None:
     for _, path in sorted(found.items(), reverse=True):
         try:
             json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            logger.warning("%s was not written to its end and is passed over.", path)
+            for weights in path.glob("*.safetensors"):
+                with safe_open(weights, framework="pt"):  # the header says how long the file has to be
+                    pass
+        except (OSError, ValueError, SafetensorError):
+            logger.warning("%s was not written to its end, or is damaged, and is passed over.", path)
             continue
         return str(path)
     return None

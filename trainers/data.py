@@ -91,8 +91,9 @@ def encode_pairs(
             raise ValueError(f"`{name}[{i}]`: {error}") from error
         if max_length is not None and len(ids) > max_length:
             raise ValueError(
-                f"`{name}[{i}]` has {len(ids)} tokens and `max_length` is {max_length}, so its answer would be cut: "
-                f"{prompt[:60]!r} ... Raise `max_length` or shorten the pair"
+                f"`{name}[{i}]` has {len(ids)} tokens, at most {max_length} fit (`max_length`, or the model's "
+                f"positions), and its answer would be cut: {prompt[:60]!r} ... Shorten the pair, leave it out, or "
+                "raise `max_length` up to the model's positions"
             )
         examples.append(Example(prompt, text, tuple(ids), start))
     if not examples:

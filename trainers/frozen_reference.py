@@ -75,7 +75,7 @@ class FrozenReference:
             return missing
         if not initial and not _comes_back(bare):
             raise self._too_late()
-        what = f"`reference_max_bytes` is {self.max_bytes:,}, and the loss needs {needed:,} of the reference"
+        what = f"`reference_max_bytes` is {self.max_bytes:,}, and the loss needs {needed:,} bytes of the reference"
         if not is_peft_model(bare) and sharded:
             raise ValueError(
                 f"{what}: a sharded model cannot be copied, so that it cannot be run beside. Raise "

@@ -66,6 +66,11 @@ class UnlearningConfig(TrainingArguments):
                 f"`train_sampling_strategy` must be 'random' or 'sequential', got {sampling!r}: "
                 "an example is a forget pair and a retain pair and has no single length to group by"
             )
+        check_number("learning_rate", self.learning_rate, low=0.0)
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be a whole number >= 1, got {value!r}")
         if self.max_length is not None and self.max_length < 2:
             raise ValueError(f"`max_length` must be at least 2 (a prompt and an answer token), got {self.max_length}")
         if self.reference_max_bytes < 0:

@@ -280,6 +280,12 @@ class UnlearningTrainer(Trainer):
             self.reference.add(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
+    def get_test_dataloader(self, test_dataset):
+        if not isinstance(test_dataset, ForgetRetainPairs):
+            test_dataset = self._pairs(test_dataset, "test_dataset")
+            self.reference.add(test_dataset)
+        return super().get_test_dataloader(test_dataset)
+
     # The reference
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):

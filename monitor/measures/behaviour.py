@@ -30,8 +30,9 @@ _RANGES = {
     "extraction_strength": (0.0, 1.0),
     "nll_change": (-math.inf, math.inf),
 }
-# The retain NLL counts as lost when it is this many times the reference's.
+# The retain NLL counts as lost when it is this many times the reference's, and the answers' tokens half as likely.
 _RETAIN_FACTOR = 2.0
+_RETAIN_RISE = math.log(2)
 
 
 class Behaviour:
@@ -66,8 +67,10 @@ class Behaviour:
     - ``<split>_nll_change``: ℓ minus the reference's, paired, nats.
 
     ``collapsed`` is 1 if the forget NLL exceeds ln V, the NLL of a uniform guess over the V vocabulary entries, or the
-    retain NLL is at least twice the reference's, or either is not finite; else 0. Its note says which. A collapsed
-    model has not forgotten, it has been broken.
+    retain NLL is at least twice the reference's and ln 2 above it, or either is not finite; else 0. Its note says
+    which. (Where the reference knows the answers by heart, twice next to nothing is nothing: a token has to become half
+    as likely as well. From ln 2 on that follows from the doubling.) A collapsed model has not forgotten, it has been
+    broken.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Behaviour:
             retain, start = float(now["retain"].mean()), float(reference["retain"].mean())
             if not math.isfinite(start):
                 note = "the reference's retain NLL is not finite: judged by the rest alone"
-            elif retain >= _RETAIN_FACTOR * start and retain > start:
+            elif retain >= _RETAIN_FACTOR * start and retain - start >= _RETAIN_RISE:
                 reasons.append(
                     f"the retain NLL {retain:.3f} is at least {_RETAIN_FACTOR:g} x the reference's {start:.3f}"
                 )

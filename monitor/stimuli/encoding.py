@@ -14,6 +14,19 @@ def qa_prompt(question: str) -> str:
     return f"{question}\nAnswer:"
 
 
+def asked_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
+    """The question as a user asks it: in the tokenizer's chat template, up to where the answer begins, or, without
+    one, as :func:`qa_prompt`.
+
+    An instruct model that is asked outside its template may end its turn at once: SmolLM2-135M-Instruct says nothing to
+    most ``qa_prompt`` s. Its likelihoods of given answers are readings there all the same.
+    """
+    if not tokenizer.chat_template:
+        return qa_prompt(question)
+    turns = [{"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+
 def qa_answer(answer: str) -> str:
     """``" {answer}"``: the space belongs to the answer, so that ``qa_prompt + qa_answer`` is the whole text."""
     return f" {answer}"

@@ -305,6 +305,90 @@ def test_killed_at_any_moment_and_resumed_the_journal_reads_as_if_it_had_never_s
     assert journal(folder) == journal(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(("max_steps", "scheduler"), [(4, "constant"), (3, "linear")])
+def test_a_finished_run_that_is_resumed_trains_no_further(command, tmp_path, capsys, max_steps, scheduler):
+    """Four steps end in mid-epoch, where the Trainer would go one step on; three are an epoch."""
+    options = {"measures": "behaviour", "max_steps": max_steps, "lr_scheduler_type": scheduler, "save_steps": max_steps}
+    unlearn.main(command(**options))
+    said = capsys.readouterr().out
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    lines = journal(tmp_path / "run")
+    unlearn.main(command(**options, resume_from_checkpoint="true"))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
+    assert journal(tmp_path / "run") == lines
+    again = capsys.readouterr().out
+    assert said[said.index("forget NLL") :] == again[again.index("forget NLL") :]  # the same table and verdict
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "simnpo"}, "method 'npo', now 'simnpo'"),
+        ({"beta": 5.0}, r"beta 0.1, now 5.0"),
+        ({"retain_loss": "none"}, "retain_loss 'nll', now 'none'"),
+    ],
+)
+def test_a_run_is_not_continued_with_another_loss(command, options, message):
+    unlearn.main(command(measures="behaviour", max_steps=2))
+    with pytest.raises(ValueError, match=f"(?s)resume_from_checkpoint.*{message}"):
+        unlearn.main(command(measures="behaviour", max_steps=4, resume_from_checkpoint="true", **options))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("method: null", "`method` must be one of"),
+        ("method: [npo, rmu]", "`method` must be one of"),
+        ("forget_set: null", "`forget_set` is empty"),
+        ("max_steps: null", "`max_steps` is empty"),
+        ("gradient_accumulation_steps: 1.5", "`gradient_accumulation_steps` must be a whole number"),
+        ("gradient_accumulation_steps: 0", "`gradient_accumulation_steps` must be a whole number >= 1"),
+        ("learning_rate: -1", "`learning_rate`"),
+        ("per_device_train_batch_size: -3", "`per_device_train_batch_size`"),
+        ("output_dir: [a, b]", "`output_dir` must be a single value"),
+        ("betta: 0.2", r"no argument `betta` \(did you mean `beta`\?\)"),
+    ],
+)
+def test_what_yaml_lets_through_is_named_before_anything_is_written(command, tmp_path, line, message):
+    config = tmp_path / "c.yaml"
+    config.write_text(line + "\n")
+    name = line.split(":")[0]
+    arguments = command()
+    if f"--{name}" in arguments:
+        at = arguments.index(f"--{name}")
+        del arguments[at : at + 2]
+    with pytest.raises(ValueError, match=message):
+        unlearn.main([*arguments, "--config", str(config)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_arguments_on_the_command_line_are_named_with_their_method(command, tmp_path):
+    with pytest.raises(ValueError, match=r"--method rmu has no argument `retain_loss`"):
+        unlearn.main([*command(method="rmu"), "--retain_loss", "kl"])
+    with pytest.raises(ValueError, match="`--config`: no such file"):
+        unlearn.main([*command(), "--config", str(tmp_path / "no.yaml")])
+
+
+def test_one_lora_module(command, tmp_path):
+    arguments = command(measures="behaviour", max_steps=1, eval_strategy="no", use_peft="true")
+    unlearn.main([*arguments, "--lora_target_modules", "q_proj"])
+    config = json.loads((tmp_path / "run" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["q_proj"]
+
+
+def test_the_models_own_folder_is_no_output_folder(command, model_folder):
+    before = (model_folder / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="`output_dir`.*overwrite"):
+        unlearn.main(command(output_dir=model_folder))
+    assert (model_folder / "model.safetensors").read_bytes() == before
+
+
+def test_anonymised_answers_that_are_not_there(command, forget_set):
+    (forget_set.parent / "entities.json").unlink()
+    with pytest.raises(ValueError, match="whp teaches anonymised answers.*entities.json"):
+        unlearn.main(command(method="whp", measures="behaviour"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"retain_loss": "kl"}, {"retain_loss": "kl", "reference_max_bytes": 0}])
 def test_quantised_weights_with_adapters(options, command, tmp_path, capsys):

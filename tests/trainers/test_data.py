@@ -70,7 +70,7 @@ def test_bad_pairs(tokenizer, pairs, message):
 def test_a_pair_that_does_not_fit_is_refused_and_not_cut(tokenizer):
     pairs = [{"question": "w1 w2", "answer": "w3 w4"}]
     assert len(encode_pairs(pairs, tokenizer, max_length=5)[0].input_ids) == 5
-    with pytest.raises(ValueError, match=r"forget_dataset\[0\].*5 tokens and `max_length` is 4.*answer would be cut"):
+    with pytest.raises(ValueError, match=r"forget_dataset\[0\].*5 tokens, at most 4 fit.*answer would be cut"):
         encode_pairs(pairs, tokenizer, max_length=4)
 
 

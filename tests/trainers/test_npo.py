@@ -257,8 +257,8 @@ def test_says_that_a_retain_set_is_not_used(build, caplog, retain):
         ({"forget_dataset": [{"question": "w1", "answer": ""}]}, r"forget_dataset\[0\].*`answer`"),
         ({"retain_dataset": [{"question": "w1", "answer": " "}]}, r"retain_dataset\[0\].*`answer`"),
         ({"eval_dataset": {"a": [{"question": "w1"}]}}, r"eval_dataset\['a'\]\[0\].*`answer`"),
-        ({"max_length": 4}, "`max_length` is 4.*would be cut"),
-        ({"forget_dataset": [{"question": "w1 " * 70, "answer": "w2"}]}, "72 tokens and `max_length` is 64"),
+        ({"max_length": 4}, "at most 4 fit.*would be cut"),
+        ({"forget_dataset": [{"question": "w1 " * 70, "answer": "w2"}]}, "72 tokens, at most 64 fit"),
         ({"processing_class": None}, "`processing_class` must be the model's tokenizer"),
     ],
 )

@@ -274,6 +274,18 @@ def test_compute_loss_by_hand_is_the_mean_over_its_batch(build):
     assert parts["forget_loss"].shape == (8,)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_predict_is_an_evaluation_by_another_name(build, forget, trained):
+    trainer = build(retain_loss="nll", max_steps=1, eval_dataset=forget[:3])
+    expected = trainer.evaluate()
+    found = trainer.predict(forget[:3]).metrics
+    for name in ("loss", "forget_loss", "forget_nll", "retain_nll"):
+        assert found[f"test_{name}"] == pytest.approx(expected[f"eval_{name}"], rel=1e-6)
+    if trained:
+        trainer.train()
+        assert trainer.predict(forget[:3]).metrics["test_forget_nll"] != found["test_forget_nll"]
+
+
 def test_bf16_autocast_trains(build):
     trainer = build(bf16=True, max_steps=3)
     trainer.train()

@@ -133,6 +133,12 @@ def test_collapse(now, collapsed, note):
         assert r.note == ""
 
 
+@pytest.mark.parametrize(("retain", "collapsed"), [(0.0064, 0.0), (0.69, 0.0), (0.70, 1.0)])
+def test_answers_known_by_heart_have_to_become_half_as_likely(retain, collapsed):
+    """0.0064 is four times 0.0015 nats, and next to nothing: the answer is as certain as it was."""
+    assert read(nlls(retain=retain, spread=0.0), nlls(retain=0.0015, spread=0.0))["collapsed"].value == collapsed
+
+
 def test_a_retain_nll_of_zero_that_stays_is_no_collapse():
     certain = nlls(retain=0.0, spread=0.0)
     assert read(certain, certain)["collapsed"].value == 0.0
