@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors.torch import save_file
-from trl import TrlParser
 
+from recipes.arguments import parse
 from recipes.checkpoint_files import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -118,11 +117,7 @@ class MergeArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = TrlParser((MergeArguments,), prog="latentwatch merge")
-    try:
-        (arguments,) = parser.parse_args_and_config(argv)
-    except yaml.YAMLError as error:
-        raise ValueError(f"`--config` is not valid YAML: {error}") from error
+    (arguments,) = parse(sys.argv[1:] if argv is None else argv, (MergeArguments,), prog="latentwatch merge")
     if os.environ.get("RANK", "0") != "0":
         return  # under a launcher one process does it all
     if arguments.json == "-":

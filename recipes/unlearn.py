@@ -190,6 +190,7 @@ def run(
         peft_config=peft_config,
         **further,
     )
+    further.clear()  # the trainer lets go of the reinforced model once it has read it
     Monitor(measures, reference, progress=not training.disable_tqdm).attach(trainer)
     before = None
     if arguments.verification:

@@ -257,7 +257,7 @@ def test_json_and_yaml(models, tmp_path, capsys):
     config.write_text("model_a: [")
     with pytest.raises(ValueError, match="`--config` is not valid YAML"):
         main(["--config", str(config)])
-    with pytest.raises(ValueError, match="not used.*--ratio_s"):
+    with pytest.raises(ValueError, match="no argument `ratio_s` .did you mean `ratios`"):
         main(["--model_a", "x", "--model_b", "y", "--output_dir", "z", "--ratio_s", "1"])
 
 
