@@ -1,6 +1,7 @@
 """A training step against the way published unlearning code makes one, and a run's memory against plain fine-tuning.
 
-    python -m benchmarks.training_step --model smollm2-135m --batch 8 --prompt 24 --answer 40
+    python -m benchmarks.training_step                     # the bundled concept's own pairs
+    python -m benchmarks.training_step --words 24 40       # pairs as long as TOFU's
 
 ``ours`` is the trainer's own step: cached reference, one concatenated forward, logits of answer tokens alone (RMU: one
 forward that stops at its layer, cached hidden states). ``peers`` takes the same loss from a live frozen copy of the
@@ -18,7 +19,6 @@ import argparse
 import copy
 import json
 import multiprocessing
-import resource
 import statistics
 import sys
 import tempfile
@@ -50,15 +50,19 @@ SETTINGS = {
 TRAINERS = {"npo": NPOTrainer, "npo+kl": NPOTrainer, "dpo": DPOTrainer, "rmu": RMUTrainer}
 
 
-def pairs(n: int, prompt: int, answer: int, seed: int) -> list[dict]:
-    """Pairs of so many words, drawn from the bundled concept's."""
-    bundled = load_forget_set(concept_path("harry_potter")).pairs
-    words = [word for pair in bundled for word in f"{pair.question} {pair.answer}".split()]
-    generator = torch.Generator().manual_seed(seed)
+def pairs(n: int, options, split: str) -> list[dict]:
+    """The bundled concept's pairs, or pairs of so many of their words."""
+    bundled = load_forget_set(concept_path("harry_potter"))
+    if options.words is None:
+        chosen = [bundled.split(split)[i % 80] for i in range(n)]
+        return [{"question": p.question, "answer": p.answer, "alternate": "I don't know."} for p in chosen]
+    words = [word for pair in bundled.pairs for word in f"{pair.question} {pair.answer}".split()]
+    generator = torch.Generator().manual_seed(("forget", "retain").index(split))
 
     def text(length: int) -> str:
         return " ".join(words[int(i)] for i in torch.randint(len(words), (length,), generator=generator))
 
+    prompt, answer = options.words
     return [{"question": text(prompt), "answer": text(answer), "alternate": text(answer)} for _ in range(n)]
 
 
@@ -68,8 +72,7 @@ def build(method: str, model: nn.Module, tokenizer, options, folder: str):
         output_dir=folder, report_to="none", disable_tqdm=True, save_strategy="no", learning_rate=1e-6,
         per_device_train_batch_size=options.batch, **SETTINGS[method],
     )  # fmt: skip
-    forget = pairs(options.batch, options.prompt, options.answer, seed=0)
-    retain = pairs(options.batch, options.prompt, options.answer, seed=1)
+    forget, retain = (pairs(options.batch, options, split) for split in ("forget", "retain"))
     return trainer_class(model, args, forget, retain, processing_class=tokenizer)
 
 
@@ -205,7 +208,7 @@ def peak_memory(kind: str, options) -> int:
             trainer._train_batch_size = options.batch
         else:
             n = 8 * options.batch
-            rows = pairs(n, options.prompt, options.answer, seed=0)
+            rows = pairs(n, options, "forget")
             trainer = Trainer(
                 model,
                 TrainingArguments(
@@ -219,7 +222,9 @@ def peak_memory(kind: str, options) -> int:
         trainer.train()
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not getrusage: its peak is handed on from the process that started this one.
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
 
 
 def _plain(tokenizer, row: dict) -> dict[str, Example]:
@@ -251,8 +256,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--batch", type=int, default=8, help="forget pairs a step, each with a retain pair")
-    parser.add_argument("--prompt", type=int, default=24, help="words of a question")
-    parser.add_argument("--answer", type=int, default=40, help="words of an answer")
+    parser.add_argument(
+        "--words", type=int, nargs=2, metavar=("QUESTION", "ANSWER"), help="longer pairs of so many words, made up"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--methods", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--json", help="write the figures to this file, - for standard output")
