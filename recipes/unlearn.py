@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import warnings
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,13 +115,12 @@ class UnlearnArguments:
 
 def main(argv: list[str] | None = None) -> None:
     parsed = parse_arguments(argv)
-    if parsed[0].json == "-":
-        # Standard output is for the records alone; the Trainer and the table print there too.
-        with redirect_stdout(sys.stderr):
-            records = run(*parsed)
-        write_records(records, "-")
-    else:
-        write_records(run(*parsed), parsed[0].json)
+    to_stdout = parsed[0].json == "-"
+    # Standard output is for the records alone; the Trainer and the table print there too.
+    with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
+        records = run(*parsed)
+    if PartialState().is_main_process:  # the others have no records, and would write over these
+        write_records(records, parsed[0].json)
 
 
 def parse_arguments(argv: list[str] | None) -> tuple:
