@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
+from transformers import TrainerState
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from monitor.callback import FOLDER, Monitor
@@ -200,7 +201,10 @@ def run(
         )
     if is_finished(checkpoint, training):
         logger.warning("The run in %s has ended: nothing is trained, its table follows.", training.output_dir)
-        trainer._load_from_checkpoint(checkpoint)
+        trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+        best = trainer.state.best_model_checkpoint if training.load_best_model_at_end else None
+        trainer._load_from_checkpoint(best or checkpoint)
+        trainer.save_model()  # a kill may have come between the last checkpoint and this
     else:
         if trainer.is_world_process_zero():
             write_record(training, record)

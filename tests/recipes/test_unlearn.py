@@ -313,11 +313,28 @@ def test_a_finished_run_that_is_resumed_trains_no_further(command, tmp_path, cap
     said = capsys.readouterr().out
     weights = (tmp_path / "run" / "model.safetensors").read_bytes()
     lines = journal(tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()  # killed after the last checkpoint, before the model was saved
     unlearn.main(command(**options, resume_from_checkpoint="true"))
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
     assert journal(tmp_path / "run") == lines
     again = capsys.readouterr().out
     assert said[said.index("forget NLL") :] == again[again.index("forget NLL") :]  # the same table and verdict
+
+
+def test_a_finished_run_that_keeps_its_best_model_keeps_it_when_resumed(command, tmp_path, capsys):
+    """The forget NLL rises, so that the lowest, which is best here, is the first checkpoint's."""
+    options = {
+        "measures": "behaviour", "load_best_model_at_end": "true", "greater_is_better": "false",
+        "metric_for_best_model": "eval_behaviour_forget_nll",
+    }  # fmt: skip
+    unlearn.main(command(**options))
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert weights == (tmp_path / "run" / "checkpoint-2" / "model.safetensors").read_bytes()
+    said = capsys.readouterr().out
+    unlearn.main(command(**options, resume_from_checkpoint="true"))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
+    again = capsys.readouterr().out
+    assert said[said.index("forget NLL") :] == again[again.index("forget NLL") :]
 
 
 @pytest.mark.parametrize(
