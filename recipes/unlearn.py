@@ -12,7 +12,6 @@ error.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import warnings
@@ -26,15 +25,13 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from monitor.callback import FOLDER, Monitor
 from monitor.journal import Journal
-from monitor.measures.behaviour import Behaviour
-from monitor.measures.bias_shift import BiasShift
-from monitor.measures.fragmentation import Fragmentation
-from monitor.stimuli.bias import load_bias_stimuli
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
 from recipes.forget_set_arguments import column_mapping, forget_set_source
+from recipes.measures import MEASURES, behaviour, bias_shift, check_names, fragmentation
 from recipes.methods import DEFAULT, METHODS, method_name
 from recipes.models import load_model, load_tokenizer, resolve_model
+from recipes.outputs import check_writable
 from recipes.reinforcement import ReinforcementArguments, reinforce
 from recipes.resuming import check_same_run, find_checkpoint, is_finished, run_record, write_record
 from recipes.summary import print_summary, summarise, write_records
@@ -43,9 +40,6 @@ from trainers.unlearning_config import UnlearningConfig
 from trainers.unlearning_trainer import UnlearningTrainer
 
 logger = logging.getLogger(__name__)
-
-BATCHES = 10  # of fragmentation, as published
-MEASURES = ("bias_shift", "fragmentation", "behaviour")
 
 
 @dataclass
@@ -290,48 +284,15 @@ def asked(trainer: UnlearningTrainer, tokenizer, forget_set: ForgetSet) -> dict:
 
 def build_measures(arguments: UnlearnArguments, forget_set: ForgetSet) -> list:
     """The measures that were asked for, on the forget set's own texts."""
-    wanted = [arguments.measures] if isinstance(arguments.measures, str) else arguments.measures
-    if unknown := [name for name in wanted if name not in MEASURES]:
-        raise ValueError(f"`measures` must be among {', '.join(MEASURES)}, got {', '.join(map(str, unknown))}.")
+    wanted = check_names(arguments.measures)
     measures = []
     if "bias_shift" in wanted:
-        measures.append(BiasShift(load_bias_stimuli(arguments.bias_size)))
+        measures.append(bias_shift(arguments.bias_size))
     if "fragmentation" in wanted:
-        forget, heldout = forget_set.fragmentation_pairs("forget"), forget_set.fragmentation_pairs("heldout")
-        if len(forget) < BATCHES:
-            raise ValueError(
-                f"Fragmentation needs at least {BATCHES} forget pairs that anonymisation changes, {forget_set.name} "
-                f"has {len(forget)}. Add pairs, or the names in them to its entities.json, or leave it out: --measures "
-                "bias_shift behaviour."
-            )
-        if 0 < len(heldout) < BATCHES:
-            logger.warning(
-                "%s has %d held-out pairs that anonymisation changes; %d are needed to read them as a control of "
-                "fragmentation, which goes without.", forget_set.name, len(heldout), BATCHES,
-            )  # fmt: skip
-        controls = {"heldout": heldout} if len(heldout) >= BATCHES else None
-        layer = parse_layer(arguments.fragmentation_layer)
-        measures.append(Fragmentation(forget, layer=layer, batches=BATCHES, controls=controls))
+        measures.append(fragmentation(forget_set, arguments.fragmentation_layer))
     if "behaviour" in wanted:
-        splits = {split: forget_set.split(split) for split in ("forget", "retain", "heldout")}
-        measures.append(Behaviour({split: pairs for split, pairs in splits.items() if pairs}))
-    if not measures:
-        raise ValueError(f"`measures` is empty; choose from {', '.join(MEASURES)}.")
+        measures.append(behaviour(forget_set))
     return measures
-
-
-def parse_layer(text: str | int | float) -> int | float | str:
-    """A layer from YAML or the command line: 24 is an index, 0.8 a fraction, anything else a rule's name."""
-    if not isinstance(text, str):
-        return text  # YAML gives numbers as numbers, and int(0.8) is 0
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def model_options(model_arguments: ModelConfig) -> dict:
@@ -357,15 +318,6 @@ def adapter_config(model_arguments: ModelConfig):
         # TRL makes a list of one a string, which PEFT takes for a pattern of the whole name.
         model_arguments.lora_target_modules = [targets]
     return get_peft_config(model_arguments)
-
-
-def check_writable(folder: Path, name: str) -> None:
-    """Whether `folder` can be made and written to, before hours are spent on what should go there."""
-    if not str(folder):
-        raise ValueError(f"`{name}` is empty; give a folder.")
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise ValueError(f"`{name}`: {folder} cannot be written: {existing} is not a folder that you may write to.")
 
 
 if __name__ == "__main__":

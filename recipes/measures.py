@@ -1,0 +1,82 @@
+"""The measures a command was asked for by name, on a forget set's own texts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from monitor.measures.behaviour import Behaviour
+from monitor.measures.bias_shift import BiasShift
+from monitor.measures.fragmentation import Fragmentation
+from monitor.stimuli.bias import load_bias_stimuli
+from monitor.stimuli.forget_set import SPLITS, ForgetSet
+
+logger = logging.getLogger(__name__)
+
+BATCHES = 10  # of fragmentation, as published
+MEASURES = ("bias_shift", "fragmentation", "behaviour")
+
+
+def check_names(names: str | Sequence[str]) -> list[str]:
+    """The measures' names as a list; an unknown one, or none at all, is a ValueError."""
+    wanted = [names] if isinstance(names, str) else list(names)
+    if unknown := [name for name in wanted if name not in MEASURES]:
+        raise ValueError(f"`measures` must be among {', '.join(MEASURES)}, got {', '.join(map(str, unknown))}.")
+    if not wanted:
+        raise ValueError(f"`measures` is empty; choose from {', '.join(MEASURES)}.")
+    return wanted
+
+
+def bias_shift(size: str, pooling: str | None = None) -> BiasShift:
+    """Bias shift on the bundled sentences; `pooling` None is the measure's own."""
+    return BiasShift(load_bias_stimuli(size), **_given(pooling=pooling))
+
+
+def fragmentation(forget_set: ForgetSet, layer: str | int | float, pooling: str | None = None) -> Fragmentation:
+    """Fragmentation of the forget pairs, with the held-out pairs as control where there are enough.
+
+    Raises
+    ------
+    ValueError
+        If anonymisation changes fewer forget pairs than there are batches.
+    """
+    forget, heldout = forget_set.fragmentation_pairs("forget"), forget_set.fragmentation_pairs("heldout")
+    if len(forget) < BATCHES:
+        raise ValueError(
+            f"Fragmentation needs at least {BATCHES} forget pairs that anonymisation changes, {forget_set.name} "
+            f"has {len(forget)}. Add pairs, or the names in them to its entities.json, or leave it out: --measures "
+            "bias_shift behaviour."
+        )
+    if 0 < len(heldout) < BATCHES:
+        logger.warning(
+            "%s has %d held-out pairs that anonymisation changes; %d are needed to read them as a control of "
+            "fragmentation, which goes without.", forget_set.name, len(heldout), BATCHES,
+        )  # fmt: skip
+    controls = {"heldout": heldout} if len(heldout) >= BATCHES else None
+    return Fragmentation(
+        forget, layer=parse_layer(layer), batches=BATCHES, controls=controls, **_given(pooling=pooling)
+    )
+
+
+def behaviour(forget_set: ForgetSet) -> Behaviour:
+    """Behaviour on every split that has pairs."""
+    splits = {split: forget_set.split(split) for split in SPLITS}
+    return Behaviour({split: pairs for split, pairs in splits.items() if pairs})
+
+
+def parse_layer(text: str | int | float) -> int | float | str:
+    """A layer from YAML or the command line: 24 is an index, 0.8 a fraction, anything else a rule's name."""
+    if not isinstance(text, str):
+        return text  # YAML gives numbers as numbers, and int(0.8) is 0
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _given(**options) -> dict:
+    return {name: value for name, value in options.items() if value is not None}
