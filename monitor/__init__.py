@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from monitor.measures.measure import Measure
     from monitor.readings import Reading
     from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
+    from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
     from monitor.stimuli.forget_set import ForgetSet, Pair, load_forget_set
 
 # Imported when first used: checking a forget set or listing models needs neither torch nor transformers, which take
@@ -27,6 +28,7 @@ _HOME = {
     "BiasShift": "monitor.measures.bias_shift",
     "BiasShiftCallback": "monitor.callback",
     "BiasStimuli": "monitor.stimuli.bias",
+    "CounterfactualSet": "monitor.stimuli.counterfactual",
     "ForgetSet": "monitor.stimuli.forget_set",
     "Fragmentation": "monitor.measures.fragmentation",
     "FragmentationCallback": "monitor.callback",
@@ -37,6 +39,7 @@ _HOME = {
     "Reading": "monitor.readings",
     "States": "monitor.activations",
     "load_bias_stimuli": "monitor.stimuli.bias",
+    "load_counterfactual_sets": "monitor.stimuli.counterfactual",
     "load_forget_set": "monitor.stimuli.forget_set",
     "measure_activations": "monitor.activations",
 }
@@ -49,6 +52,7 @@ __all__ = [
     "BiasShift",
     "BiasShiftCallback",
     "BiasStimuli",
+    "CounterfactualSet",
     "ForgetSet",
     "Fragmentation",
     "FragmentationCallback",
@@ -59,6 +63,7 @@ __all__ = [
     "Reading",
     "States",
     "load_bias_stimuli",
+    "load_counterfactual_sets",
     "load_forget_set",
     "measure_activations",
 ]
