@@ -10,6 +10,7 @@ import sys
 COMMANDS = {
     "demo": "watch a small model forget a concept, start to end",
     "unlearn": "unlearn a forget set while the measures watch",
+    "audit": "read every measure once on a model, without training",
     "merge": "mix two checkpoints or adapters at given ratios, or subtract a task vector",
     "check": "validate a forget-set file and say what is wrong with it, line by line",
     "models": "list the embedded models, or fetch one",

@@ -93,9 +93,14 @@ def format_table(records: Sequence[Mapping]) -> str:
     table = [("", f"start (step {shown[0][1]['step_start']})", f"end (step {shown[0][1]['step_end']})", "layer")]
     for label, r in shown:
         layer = "" if r["layer"] is None else str(r["layer"])
-        start = _cell(r["start"], r["start_low"], r["start_high"])
-        table.append((label, start, _cell(r["end"], r["end_low"], r["end_high"]), layer))
-    widths = [max(len(row[i]) for row in table) for i in range(4)]
+        start = number(r["start"], r["start_low"], r["start_high"])
+        table.append((label, start, number(r["end"], r["end_low"], r["end_high"]), layer))
+    return aligned(table)
+
+
+def aligned(table: Sequence[Sequence[str]]) -> str:
+    """Rows of equally many cells as lines of aligned columns, the first one being the header."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
@@ -123,7 +128,7 @@ def in_words(records: Sequence[Mapping]) -> list[str]:
         sentences.append("knowledge z could not be read: " + found["fragmentation", "knowledge_z", ""]["note"])
     corrected = get("bias_shift", "delta_b_corrected") or get("bias_shift", "delta_b")
     if corrected is not None:
-        sentences.append(_bias(corrected))
+        sentences.append(bias_in_words(corrected))
     return sentences
 
 
@@ -164,7 +169,8 @@ def _knowledge(concept: Mapping, control: Mapping | None) -> str:
     return text
 
 
-def _bias(record: Mapping) -> str:
+def bias_in_words(record: Mapping) -> str:
+    """A bias shift (`metric`, `end`, `end_low`, `end_high`) as a sentence."""
     name = "control-corrected dB" if record["metric"] == "delta_b_corrected" else "dB"
     low, high, value = record["end_low"], record["end_high"], record["end"]
     if low is None or high is None:
@@ -186,7 +192,8 @@ def _more_or_less(change: float) -> str:
     return "less" if change > 0 else "more"
 
 
-def _cell(value: float | None, low: float | None, high: float | None) -> str:
+def number(value: float | None, low: float | None, high: float | None) -> str:
+    """A value with its interval, as a table shows it."""
     if value is None or not math.isfinite(value):
         return "not valid"
     digits = 4 if abs(value) < 0.1 else 2 if abs(value) >= 10 else 3
