@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,7 +173,7 @@ class CounterfactualSet:
         UserWarning
             A text is there twice: in one cell it counts twice, in two cells folds cannot keep it apart.
         """
-        sets = _sets_of(path, stacklevel=4)
+        sets = _sets_of(path)
         if dimension is None and len(sets) > 1:
             raise ValueError(
                 f"dimension must be chosen, {path} holds {len(sets)}: {', '.join(sets)}. Give one, or read them all "
@@ -206,11 +207,11 @@ class CounterfactualSet:
 
 def counterfactual_sets_from_file(path: str | Path) -> dict[str, CounterfactualSet]:
     """Read all sets of a JSON Lines file, by dimension, in the file's order; see `CounterfactualSet.from_file`."""
-    return _sets_of(path, stacklevel=4)
+    return _sets_of(path)
 
 
-def _sets_of(path: str | Path, stacklevel: int) -> dict[str, CounterfactualSet]:
-    sets = read_counterfactual_file(path, stacklevel + 1)
+def _sets_of(path: str | Path) -> dict[str, CounterfactualSet]:
+    sets = read_counterfactual_file(path, stacklevel=4)  # warnings point at who called `from_file` or its like
     return {name: CounterfactualSet(**fields) for name, fields in sets.items()}
 
 
@@ -326,7 +327,7 @@ def _spread(grid: Sequence[_Cell], n: int) -> list[_Cell]:
 
     A fixed stride would not do: a stride of 10 meets one frame of 5 and four markers of 8.
     """
-    if type(n) is not int or not MIN_CELLS <= n <= len(grid):
+    if not isinstance(n, Integral) or isinstance(n, bool) or not MIN_CELLS <= n <= len(grid):
         raise ValueError(
             f"cells must be an int from {MIN_CELLS} to {len(grid)}, or None for all; got {n!r}. Below {MIN_CELLS} "
             "grouped folds are too small."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -66,14 +67,14 @@ def draw_mixture(stimuli: CounterfactualSet, n: int, purity: float, seed: int = 
     pairs at a lower purity or n are among those at a higher one, which makes differences along a curve less noisy.
     """
     _check(stimuli, purity)
-    if type(n) is not int or n < 2 or n % 2:
+    if not _is_int(n) or n < 2 or n % 2:
         raise ValueError(f"n must be an even int of at least 2, so that both labels are as many; got {n!r}.")
-    if type(seed) is not int:
+    if not _is_int(seed):
         raise ValueError(f"seed must be an int, got {seed!r}.")
-    pairs = _pairs(n, purity)
+    n, pairs = int(n), _pairs(n, purity)
     if not _fits(stimuli, n, pairs):
         raise ValueError(_what_fits(stimuli, n, purity, pairs))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     chosen = torch.randperm(stimuli.n_pairs, generator=generator)[:pairs]
     neutral = torch.randperm(stimuli.n_neutral, generator=generator)[: n - 2 * pairs]
     rows = torch.cat([chosen, chosen + stimuli.n_pairs, neutral + 2 * stimuli.n_pairs])
@@ -97,8 +98,8 @@ def largest_mixture(stimuli: CounterfactualSet, purity: float) -> int:
     """
     _check(stimuli, purity)
     # Both parts of a mixture grow with n, by whole pairs of texts: the sizes that fit are those up to the largest.
-    return 2 * _largest(lambda half: _fits(stimuli, 2 * half, _pairs(2 * half, purity)), stimuli.n_pairs
-                        + stimuli.n_neutral // 2)  # fmt: skip
+    top = stimuli.n_pairs + stimuli.n_neutral // 2
+    return 2 * _largest(lambda half: _fits(stimuli, 2 * half, _pairs(2 * half, purity)), top)
 
 
 def _pairs(n: int, purity: float) -> int:
@@ -136,5 +137,9 @@ def _what_fits(stimuli: CounterfactualSet, n: int, purity: float, pairs: int) ->
 def _check(stimuli: CounterfactualSet, purity: float) -> None:
     if not isinstance(stimuli, CounterfactualSet):
         raise ValueError(f"stimuli must be a CounterfactualSet, got {type(stimuli).__name__}; see from_file.")
-    if isinstance(purity, bool) or not isinstance(purity, (int, float)) or not 0 <= purity <= 1:
+    if isinstance(purity, bool) or not isinstance(purity, Real) or not 0 <= purity <= 1:
         raise ValueError(f"purity must be a share from 0 to 1, got {purity!r}.")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
