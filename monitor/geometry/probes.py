@@ -1,0 +1,224 @@
+"""Linear probes: grouped cross-validation of l2 logistic regression over all layers, exact and fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.model_selection import GroupKFold, KFold
+from torch import Tensor
+
+from monitor.geometry.probe_newton import Problem, solve
+
+# No training score moves by more in the last Newton step; the next would move it by a tenth of that or less.
+_TOLERANCE = 1e-2
+# Numbers in the largest intermediate of a chunk of layers: it should stay near the cache of a CPU, and fill a GPU.
+_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}
+
+
+def grouped_folds(groups: Tensor, *, n_folds: int = 5, n_seeds: int = 5, seed: int = 0) -> Tensor:
+    """Fold of each sample, with all samples of a group in the same fold.
+
+    Parameters
+    ----------
+    groups : Tensor [n], integer
+        Samples that share a context (a cell of the grid, both members of a pair) share a label here.
+    n_folds : int, default 5
+    n_seeds : int, default 5
+        Independent assignments of groups to folds.
+    seed : int, default 0
+        Assignment k uses seed + k.
+
+    Returns
+    -------
+    folds : LongTensor [n_seeds, n], values 0..n_folds-1, on the device of `groups`
+
+    Raises
+    ------
+    ValueError
+        For fewer groups than folds.
+
+    Notes
+    -----
+    scikit-learn's ``GroupKFold(n_folds, shuffle=True, random_state=seed + k)``.
+    """
+    labels = groups.cpu().numpy()
+    n_groups = len(np.unique(labels))
+    if n_groups < n_folds:
+        raise ValueError(
+            f"`groups` must hold at least as many groups as there are folds, got {n_groups} groups for {n_folds} folds; "
+            "give more contexts or fewer folds."
+        )
+    splitters = (GroupKFold(n_folds, shuffle=True, random_state=seed + k) for k in range(n_seeds))
+    return _fold_ids([s.split(labels, groups=labels) for s in splitters], len(labels)).to(groups.device)
+
+
+def random_folds(n: int, *, n_folds: int = 5, n_seeds: int = 5, seed: int = 0) -> Tensor:
+    """Fold of each sample without regard to groups, to measure what grouping prevents; as `grouped_folds`."""
+    if n < n_folds:
+        raise ValueError(f"`n` must be at least `n_folds`, got {n} samples for {n_folds} folds.")
+    splitters = (KFold(n_folds, shuffle=True, random_state=seed + k) for k in range(n_seeds))
+    return _fold_ids([s.split(np.zeros(n)) for s in splitters], n)
+
+
+def _fold_ids(splits, n: int) -> Tensor:
+    folds = torch.zeros(len(splits), n, dtype=torch.long)
+    for k, split in enumerate(splits):
+        for fold, (_, test) in enumerate(split):
+            folds[k, torch.from_numpy(test)] = fold
+    return folds
+
+
+def logistic_probes(features: Tensor, labels: Tensor, folds: Tensor, *, C: float = 1.0) -> Tensor:
+    """Out-of-fold scores of l2-regularised logistic regressions, one a layer, fold and seed.
+
+    Parameters
+    ----------
+    features : Tensor [n, L, d] or [n, d], floating
+        Layers are independent of one another: anything that shares samples and labels can stand there.
+    labels : Tensor [n]
+        1 for the positive class, 0 for the other.
+    folds : LongTensor [S, n]
+        From `grouped_folds`. Each sample is scored by the probe that was trained on the other folds of its row.
+    C : float, default 1.0
+        Inverse strength of the penalty, as in scikit-learn.
+
+    Returns
+    -------
+    scores : Tensor [S, L, n] ([S, n] for features without layers), float64, on the device of `features`
+        Decision values w'x + b. The published statistic is the AUC of a row, over all folds together ("pooled"), mean
+        over the S seeds.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit, features that are not finite, labels that are not 0 and 1, a fold without which one
+        of the classes is missing.
+
+    Notes
+    -----
+    The optimum of 1/2 |w|^2 + C sum_i log(1 + exp(-y_i (w'x_i + b))) on features standardised in the training folds
+    (arXiv 2609.22337, Sec. V-D: scikit-learn's ``LogisticRegression(C=1)`` after ``StandardScaler``), to about 1e-3 in
+    a score. scikit-learn's default tolerance stops 0.1 to 1 away from it. See `monitor.geometry.probe_newton` for how.
+    """
+    layered = features if features.ndim == 3 else features[:, None]
+    _check(features, labels, folds, C)
+    n, n_layers, _ = layered.shape
+    device = features.device
+    labels, folds = labels.to(device), folds.to(device)
+    positive = labels.to(torch.float64)
+    n_folds = int(folds.max()) + 1
+    # Column s * n_folds + f trains on everything outside fold f of seed s.
+    train = (folds[:, None] != torch.arange(n_folds, device=device)[:, None]).flatten(0, 1).T.to(torch.float64)
+    _check_classes(positive, train, n_folds)
+    column = (
+        torch.arange(len(folds), device=device)[:, None] * n_folds + folds
+    )  # [S, n]: the one that held a sample out
+    chunk = _layers_at_once(layered)
+    scores = torch.empty(len(folds), n_layers, n, dtype=torch.float64, device=device)
+    for first in range(0, n_layers, chunk):
+        z, scale, _, _ = _standardised(layered[:, first : first + chunk].transpose(0, 1), train)
+        _, of_all = solve(Problem(z, positive, train, scale, float(C)), _TOLERANCE)
+        scores[:, first : first + chunk] = of_all.gather(2, column.T.expand(len(z), -1, -1)).permute(2, 0, 1)
+    return scores if features.ndim == 3 else scores[:, 0]
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """A fitted probe of each layer, on raw features.
+
+    weight : Tensor [L, d], bias : Tensor [L], float64.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def score(self, features: Tensor) -> Tensor:
+        """Decision values [L, m] of features [m, L, d]."""
+        return torch.einsum("mld,ld->lm", features.to(self.weight), self.weight) + self.bias[:, None]
+
+
+def fit_probe(features: Tensor, labels: Tensor, *, C: float = 1.0) -> LinearProbe:
+    """Fit one logistic regression a layer on all samples; parameters and optimum as in `logistic_probes`.
+
+    Parameters
+    ----------
+    features : Tensor [n, L, d], floating
+    labels : Tensor [n]
+    C : float, default 1.0
+
+    Returns
+    -------
+    LinearProbe
+        For scoring other samples: held-out ones, or neutral texts.
+    """
+    _check(features, labels, None, C)
+    if features.ndim != 3:
+        raise ValueError(f"`features` must have the shape [n, L, d], got {tuple(features.shape)}; add a layer axis.")
+    positive = labels.to(features.device, torch.float64)
+    everything = torch.ones(len(positive), 1, dtype=torch.float64, device=features.device)
+    _check_classes(positive, everything, 1)
+    chunk = _layers_at_once(features)
+    weights, biases = [], []
+    for first in range(0, features.shape[1], chunk):
+        z, scale, mean, std = _standardised(features[:, first : first + chunk].transpose(0, 1), everything)
+        theta, scores = solve(Problem(z, positive, everything, scale, float(C)), _TOLERANCE)
+        weight = theta[:, :, 0] / std[:, 0]
+        weights.append(weight)
+        # The intercept on raw features, from any row: its score less w'x.
+        biases.append((scores[:, :, 0] - (z @ theta)[:, :, 0]).mean(1) - (weight * mean[:, 0]).sum(1))
+    return LinearProbe(torch.cat(weights), torch.cat(biases))
+
+
+def _standardised(x: Tensor, train: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features [B, n, d] centred and scaled over all rows; r^2 [B, d, T] against the scale over each training set."""
+    z = x.to(torch.float64)
+    mean = z.mean(1, keepdim=True)
+    z = z - mean
+    std = z.square().mean(1, keepdim=True).sqrt()
+    # What is left of a constant feature after centring is rounding; scikit-learn leaves it unscaled as well.
+    std = torch.where(std <= 1e-12 * mean.abs(), 1.0, std)
+    std = torch.where(std == 0, 1.0, std)
+    z = z / std
+    count = train.sum(0)
+    first = z.mT @ train / count
+    variance = z.square().mT @ train / count - first.square()
+    # A feature that varies only in the held-out rows: constant in training, so left unscaled, and never given weight.
+    scale = torch.where(variance <= 1e-12, std.mT.square(), 1 / variance.clamp_min(1e-300))
+    return z, scale, mean, std
+
+
+def _layers_at_once(features: Tensor) -> int:
+    n, _, d = features.shape
+    budget = _CHUNK.get(features.device.type, _CHUNK["cpu"])
+    return max(1, budget // (n * (d if 4 * d <= n else max(n, d))))
+
+
+def _check(features: Tensor, labels: Tensor, folds: Tensor | None, C: float) -> None:
+    if features.ndim not in (2, 3) or not features.is_floating_point() or 0 in features.shape:
+        raise ValueError(
+            f"`features` must be floating with the shape [n, L, d] or [n, d], got {features.dtype} "
+            f"{tuple(features.shape)}."
+        )
+    if labels.shape != (len(features),):
+        raise ValueError(f"`labels` must have the shape ({len(features)},), got {tuple(labels.shape)}.")
+    if not bool(((labels == 0) | (labels == 1)).all()):
+        raise ValueError("`labels` must be 0 and 1 only.")
+    if folds is not None and (folds.ndim != 2 or folds.shape[1] != len(features)):
+        raise ValueError(f"`folds` must have the shape [S, {len(features)}], got {tuple(folds.shape)}.")
+    if not C > 0:
+        raise ValueError(f"`C` must be positive, got {C}.")
+    if not bool(torch.isfinite(features).all()):
+        raise ValueError("`features` must be finite; some are inf or nan.")
+
+
+def _check_classes(positive: Tensor, train: Tensor, n_folds: int) -> None:
+    count = train.sum(0)
+    ones = positive @ train
+    bad = ((ones == 0) | (ones == count)).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"`labels` must have both classes in every training set; without fold {bad[0] % n_folds} of seed "
+            f"{bad[0] // n_folds} one is missing. Give more samples or fewer folds."
+        )
