@@ -13,6 +13,7 @@ COMMANDS = {
     "audit": "read every measure once on a model, without training",
     "merge": "mix two checkpoints or adapters at given ratios, or subtract a task vector",
     "check": "validate a forget-set file and say what is wrong with it, line by line",
+    "study": "re-run an experiment of the detectability paper and set it beside the published numbers",
     "models": "list the embedded models, or fetch one",
 }
 
