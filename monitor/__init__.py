@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monitor.activations import Activations, Answers, States, measure_activations
-    from monitor.callback import BehaviourCallback, BiasShiftCallback, FragmentationCallback, Monitor
+    from monitor.callback import Monitor
     from monitor.journal import Journal
+    from monitor.measure_callbacks import (
+        BehaviourCallback,
+        BiasShiftCallback,
+        DetectabilityCallback,
+        FragmentationCallback,
+    )
     from monitor.measures.behaviour import Behaviour
     from monitor.measures.bias_shift import BiasShift
+    from monitor.measures.detectability import Detectability
     from monitor.measures.fragmentation import Fragmentation
     from monitor.measures.measure import Measure
     from monitor.readings import Reading
@@ -24,14 +31,16 @@ _HOME = {
     "Activations": "monitor.activations",
     "Answers": "monitor.activations",
     "Behaviour": "monitor.measures.behaviour",
-    "BehaviourCallback": "monitor.callback",
+    "BehaviourCallback": "monitor.measure_callbacks",
     "BiasShift": "monitor.measures.bias_shift",
-    "BiasShiftCallback": "monitor.callback",
+    "BiasShiftCallback": "monitor.measure_callbacks",
     "BiasStimuli": "monitor.stimuli.bias",
     "CounterfactualSet": "monitor.stimuli.counterfactual",
+    "Detectability": "monitor.measures.detectability",
+    "DetectabilityCallback": "monitor.measure_callbacks",
     "ForgetSet": "monitor.stimuli.forget_set",
     "Fragmentation": "monitor.measures.fragmentation",
-    "FragmentationCallback": "monitor.callback",
+    "FragmentationCallback": "monitor.measure_callbacks",
     "Journal": "monitor.journal",
     "Measure": "monitor.measures.measure",
     "Monitor": "monitor.callback",
@@ -53,6 +62,8 @@ __all__ = [
     "BiasShiftCallback",
     "BiasStimuli",
     "CounterfactualSet",
+    "Detectability",
+    "DetectabilityCallback",
     "ForgetSet",
     "Fragmentation",
     "FragmentationCallback",

@@ -99,7 +99,7 @@ class Detectability:
     contexts leak.
 
     For group ``""``: means over groups of ``s_hat``, ``s_change``, ``auc`` and ``auc_mixed``, and ``n_detected``, the
-    number of groups detected (in the mixture, where there is one).
+    number of groups detected by one of their two tests.
 
     Source: arXiv 2609.22337, Sec. V and Thms. 3-4. Planted effects, intervals and changes are additions: the closed
     forms are those of a probe that need not be trained, and call a null conclusive where a trained probe would have
@@ -167,7 +167,7 @@ class Detectability:
             return self._read(now, reference, device)
         except torch.OutOfMemoryError:
             warnings.warn(
-                f"{self.name}: the GPU has no memory left beside the training, so this is read on the CPU. To always do "
+                f"{self.name}: the GPU has no memory left beside the training, so the CPU reads it. To always do "
                 "that, pass device='cpu'.",
                 stacklevel=2,
             )
@@ -264,7 +264,8 @@ class Detectability:
                 everything.add(metric, None, note=f"not read for {', '.join(missing)}")
             else:
                 everything.add(metric, sum(values) / len(values), note=f"mean of {len(values)} groups")
-        words = [group.verdicts.get("_mixed", group.verdicts.get("")) for group in groups]
+        # A group is detected where one of its tests says so, corrected as they are for being many.
+        words = [next((word for word in VERDICTS if word in group.verdicts.values()), None) for group in groups]
         unread = [group.group for group, word in zip(groups, words, strict=True) if word is None]
         counted = ", ".join(f"{words.count(word)} {word}" for word in VERDICTS if word in words)
         everything.add("n_detected", None if unread else float(words.count(DETECTED)),

@@ -511,7 +511,7 @@ def test_a_missing_tokenizer_is_said(make_trainer):
 
 
 def test_the_conveniences_take_options_of_measure_and_monitor(tiny_tokenizer):
-    from monitor.callback import BehaviourCallback, BiasShiftCallback, FragmentationCallback
+    from monitor.measure_callbacks import BehaviourCallback, BiasShiftCallback, FragmentationCallback
     from monitor.stimuli.forget_set import Pair
 
     variants = tuple((f"Who is {name}?", "a fox") for name in ("Ann", "Bob", "Cid"))
