@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer replicates: seconds instead of minutes")
     parser.add_argument("--seed", type=int, default=42, help="of everything drawn at random (default: 42)")
     parser.add_argument(
-        "--model", help=f"model of the studies that read one: a folder, a Hub id or an embedded name (default: {_MODEL})"
+        "--model", help=f"of the studies that read one: a folder, a Hub id or an embedded name (default: {_MODEL})"
     )
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON records; - for standard output")
     return parser

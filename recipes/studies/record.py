@@ -31,7 +31,7 @@ def record(
     """
     value = None if value is None else float(value)
     if value is not None and not math.isfinite(value):
-        raise ValueError(f"{study}, {group}: {metric} must be finite, got {value}; record None and say why in the note.")
+        raise ValueError(f"{study}, {group}: {metric} must be finite, got {value}; give None and say why in the note.")
     return {
         "measure": "detectability", "study": study, "metric": metric, "group": group, "value": value, "paper": paper,
         "note": note,
