@@ -112,11 +112,18 @@ def _dual_newton(
     `inside` says whether c is zero on held-out rows. Where it is not, the first full step makes it so.
     """
     z, y, train, C = problem.features, problem.positive[:, None], problem.train, problem.C
-    n_train, train_32 = train.sum(0), train.float()
+    n_train = train.sum(0)
 
     def kernel(c: Tensor) -> Tensor:
         return z @ (problem.scale * (z.mT @ c))
 
+    def near_kernel(v: Tensor) -> Tensor:
+        """Product with K in float32; with the Gram matrix of all columns in its place while that converges fast."""
+        return z_32 @ (scale_32 * (z_32.mT @ v)) if exact else gram @ v
+
+    z_32, scale_32 = z.float(), problem.scale.float()
+    exact = False
+    previous = math.inf
     kc = kernel(c)
     # One buffer for the largest intermediate: asking for fresh memory each time takes longer than filling it.
     work = gram.new_empty(len(gram), train.shape[1], *root_of_gram.shape[1:])
@@ -134,12 +141,11 @@ def _dual_newton(
             k_new = kernel(new)
         for _ in range(1 if inside else _REFINEMENTS):
             # Newton's new c solves W^-1 c + K c + b = W^-1 wanted + scores with sum of c = 0. The correction is solved for in
-            # e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to W^1/2 1. In float32, and
-            # with the Gram matrix of all columns in place of each column's own K, which is a few per cent away: that takes
-            # away all but a few per cent of the error, and the next residual, in float64, sees what is left.
+            # e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to W^1/2 1. It is solved
+            # roughly and in float32: that takes away most of the error, and the next residual, in float64, sees the rest.
             right = (wanted - new) / root.clamp_min(_SMALLEST_WEIGHT**0.5) + root * (scores - k_new - b_new)
             e, b_step = _conjugate_gradients(
-                lambda e, root=root_32: e + root * (gram @ (root * e)), right.float(), precondition, root_32
+                lambda e, root=root_32: e + root * near_kernel(root * e), right.float(), precondition, root_32
             )
             correction = (root_32 * e).double() * train
             correction = correction - train * _sum(correction) / n_train  # in float32 the sum is 0 only to rounding
@@ -150,9 +156,12 @@ def _dual_newton(
         t = _step_length(quadratic, scores, moved, y, train, C)
         c, kc, b = c + t * step, kc + t * k_step, b + t * b_step
         inside = inside or bool((t == 1).all())
-        largest = (t * moved * train).abs().amax()
+        largest = (moved * train).abs().amax()  # the full step: a column that backtracks is not done
         if inside and bool(largest <= tolerance):
             return c, b, kc + b
+        # Few samples, or features with outliers: standardisations differ too much for one Gram matrix to serve all columns.
+        exact = exact or not inside or bool(largest > previous / 3)
+        previous = largest
         moving = bool(largest > _STILL)  # else the weights, and with them the preconditioner, hardly change any more
     raise RuntimeError(_NOT_CONVERGED)
 
@@ -206,7 +215,7 @@ def _solve_primal(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor]:
             quadratic = [_columns(a, penalty * b) for a, b in ((theta, theta), (theta, step), (step, step))]
             t = _step_length(quadratic, scores, moved, y, rows, C)
             theta, scores = theta + t * step, scores + t * moved
-            if bool((t * moved * rows).abs().amax() <= tolerance):
+            if bool((moved * rows).abs().amax() <= tolerance):
                 return theta, scores
         raise RuntimeError(_NOT_CONVERGED)
 
