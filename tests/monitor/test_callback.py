@@ -527,3 +527,25 @@ def test_the_conveniences_take_options_of_measure_and_monitor(tiny_tokenizer):
         assert watch.tokenizer is tiny_tokenizer
     with pytest.raises(TypeError, match="batchez"):
         FragmentationCallback(pairs, batchez=3)
+
+
+def test_detectability_in_a_run_is_journalled_and_changes_nothing(make_trainer):
+    from monitor.measure_callbacks import DetectabilityCallback
+    from monitor.stimuli.counterfactual import load_counterfactual_sets
+
+    sets = load_counterfactual_sets(("gender",), cells=40)
+    watch = DetectabilityCallback(sets, scan=True, n=60, progress=False)
+    plain, watched = make_trainer("plain"), make_trainer("watched")
+    watch.attach(watched)
+    plain.train(), watched.train()
+    assert losses(plain) == losses(watched) and weights_equal(plain.model, watched.model)
+    lines = journal(watched)
+    assert sorted({line["step"] for line in lines}) == [0, 2, 4, 6]
+    layers = {line["layer"] for line in lines if (line["metric"], line["group"]) == ("auc_mixed", "gender")}
+    assert layers == {0, 1, 2, 3, 4}
+    verdicts = [line for line in lines if line["metric"] == "verdict_mixed"]
+    assert len(verdicts) == 4 and all(line["value"] in (1.0, 0.0, -1.0) and line["note"] for line in verdicts)
+    first = [line for line in lines if (line["metric"], line["group"], line["step"]) == ("s_change", "gender", 0)]
+    assert [line["value"] for line in first] == [0.0]
+    evaluated = [entry for entry in watched.state.log_history if "eval_detectability_s_hat" in entry]
+    assert evaluated and all(isinstance(entry["eval_detectability_n_detected"], float) for entry in evaluated)

@@ -8,6 +8,8 @@ import torch
 from monitor.activations import measure_activations
 from monitor.measures.behaviour import Behaviour
 from monitor.measures.bias_shift import BiasShift
+from monitor.measures.detectability import Detectability
+from monitor.stimuli.counterfactual import load_counterfactual_sets
 from monitor.stimuli.forget_set import Pair
 
 
@@ -70,3 +72,19 @@ def test_bias_shift_is_zero_for_a_rotated_residual_stream(tiny_llama, readings_o
 def test_bias_shift_is_not_zero_for_other_weights(tiny_llama, readings_of):
     bias, _ = readings_of(tiny_llama(5), tiny_llama())
     assert max(abs(r.value) for r in bias if r.metric == "delta_b") > 1e-4
+
+
+def test_separation_does_not_change_in_a_rotated_residual_stream_and_does_with_other_weights(
+    tiny_llama, tiny_tokenizer, monkeypatch
+):
+    monkeypatch.setattr(tiny_tokenizer, "model_max_length", 256)
+    measure = Detectability(load_counterfactual_sets(("gender",), cells=60), n=80)
+
+    def change(now):
+        now, reference = (measure_activations(m, tiny_tokenizer, measure.stimuli) for m in (now, tiny_llama()))
+        readings = measure.read(now, reference)
+        return next(r for r in readings if (r.metric, r.group) == ("s_change", "gender"))
+
+    turned, other = change(rotated(tiny_llama())), change(tiny_llama(5))
+    assert turned.valid and abs(turned.value) < 1e-3
+    assert abs(other.value) > 0.05
