@@ -14,6 +14,7 @@ COMMANDS = {
     "merge": "mix two checkpoints or adapters at given ratios, or subtract a task vector",
     "check": "validate a forget-set file and say what is wrong with it, line by line",
     "study": "re-run an experiment of the detectability paper and set it beside the published numbers",
+    "power": "plan a bias audit: from purity and effect size to the sample size, and back",
     "models": "list the embedded models, or fetch one",
 }
 
