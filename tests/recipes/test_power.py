@@ -23,7 +23,8 @@ from monitor.geometry.detection import (
 from monitor.geometry.purity import auc_max, saturated_auc
 from recipes.cli import COMMANDS
 from recipes.cli import main as cli
-from recipes.power import SEPARATIONS, PowerArguments, Question, main
+from recipes.power import main
+from recipes.power_question import SEPARATIONS, PowerArguments, Question
 
 
 def run(capsys, *words):
