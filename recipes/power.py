@@ -202,9 +202,15 @@ def _cell(metric: str, value: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+    """Lines of a table; its headings are stacked, a word a line, so that it stays narrow."""
+    words = [heading.split() for heading in rows[0]]
+    height = max(map(len, words))
+    heads = [["" if k < height - len(word) else word[k - height + len(word)] for word in words] for k in range(height)]
+    widths = [max(len(row[i]) for row in [*heads, *rows[1:]]) for i in range(len(words))]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (*heads, *rows[1:])
+    ]
+    return [*lines[:height], "-" * len(lines[0]), *lines[height:]]
 
 
 # The phase diagram.
