@@ -34,8 +34,9 @@ from monitor.reference import other_reference
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
 from recipes.audit_report import audit_report
+from recipes.detectability_arguments import DetectabilityArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
-from recipes.measures import MEASURES, behaviour, bias_shift, check_names, fragmentation
+from recipes.measures import MEASURES, behaviour, bias_shift, check_names, detectability, fragmentation
 from recipes.models import load_model, load_tokenizer, resolve_model
 from recipes.outputs import check_writable
 from recipes.summary import write_records
@@ -45,13 +46,13 @@ AGAINST_REFERENCE = {
     "bias_shift": ("delta_b", "delta_b_corrected", "seat", "procrustes_seat", "cka_drift"),
     "fragmentation": ("cka", "pca_similarity", "pca_shift"),
     "behaviour": ("forget_nll_change", "retain_nll_change", "heldout_nll_change"),
-    "detectability": ("s_change",),
+    "detectability": ("s_change", "auc_change", "auc_change_mixed"),
 }
 
 
 @dataclass
-class AuditArguments:
-    """Which model, against what, and what to read.
+class AuditArguments(DetectabilityArguments):
+    """Which model, against what, and what to read; detectability's own as in `DetectabilityArguments`.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ class AuditArguments:
     fragmentation_layer, bias_size
         As in `recipes.unlearn.UnlearnArguments`.
     scan_layers : bool
-        Read fragmentation at every layer.
+        Read detectability and fragmentation at every layer.
     pooling : str, optional
         One for all measures; by default each has its own.
     dtype, model_revision, attn_implementation
@@ -114,7 +115,6 @@ class AuditArguments:
     bias_size: str = field(
         default="small", metadata={"help": "Size of the bias-shift stimuli.", "choices": ["small", "full"]}
     )
-    scan_layers: bool = field(default=False, metadata={"help": "Read every layer, not one."})
     pooling: str | None = field(
         default=None, metadata={"help": "Pooling of all measures (default: each its own).", "choices": list(POOLINGS)}
     )
@@ -204,7 +204,7 @@ def run(arguments: AuditArguments) -> list[dict]:
         journal.append(0, 0.0, readings)
         lines.append(f"Every reading: {journal.path}")
     against = "without a reference" if reference is None else f"against {arguments.reference}"
-    print(audit_report(readings, f"{about}; {against}", lines, compared=reference is not None))
+    print(audit_report(readings, f"{about}; {against}", arguments, lines, compared=reference is not None))
     return [_record(arguments, reading) for reading in readings]
 
 
@@ -212,7 +212,7 @@ def build_measures(arguments: AuditArguments) -> list[Measure]:
     """The measures that were asked for, or those there are stimuli for."""
     wanted = arguments.measures
     if wanted is None:
-        wanted = ["bias_shift"]
+        wanted = ["bias_shift", "detectability"]
         if arguments.forget_set is not None:
             wanted += ["fragmentation", "behaviour"]
     wanted = check_names(wanted)
@@ -225,6 +225,8 @@ def build_measures(arguments: AuditArguments) -> list[Measure]:
     measures: list[Measure] = []
     if "bias_shift" in wanted:
         measures.append(bias_shift(arguments.bias_size, arguments.pooling))
+    if "detectability" in wanted:
+        measures.append(detectability(arguments, forget_set, arguments.pooling))
     if "fragmentation" in wanted:
         layer = "all" if arguments.scan_layers else arguments.fragmentation_layer
         measures.append(fragmentation(forget_set, layer, arguments.pooling))
@@ -237,7 +239,7 @@ def read_forget_set(arguments: AuditArguments, wanted: Sequence[str]) -> ForgetS
     if arguments.forget_set is None:
         return None
     with warnings.catch_warnings():
-        if "fragmentation" not in wanted:  # that nothing changes when anonymised does not concern the others
+        if not {"fragmentation", "detectability"} & set(wanted):  # the others do not anonymise
             warnings.filterwarnings("ignore", message=".*anonymisation leaves")
         return load_forget_set(
             forget_set_source(arguments.forget_set),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from monitor.readings import Reading
-from recipes.summary import KNOWN_Z, aligned, bias_in_words, number
-
-Found = Mapping[tuple[str, str], Reading]  # (metric, group) -> the headline reading, of one measure
+from recipes.audit_detectability import detectability_table, detectability_words
+from recipes.audit_tables import Found, by_layer, cell, headlines, valid, where
+from recipes.detectability_arguments import DetectabilityArguments
+from recipes.summary import KNOWN_Z, aligned, bias_in_words
 
 # metric, label (and what heads its column in a scan of layers); in the tables' order.
 BIAS = (("b", "b"), ("delta_b", "dB"), ("delta_b_corrected", "dB, control-corrected"))
@@ -32,7 +33,9 @@ BEHAVIOUR = (
 SPLITS = ("forget", "retain", "heldout")
 
 
-def audit_report(readings: Sequence[Reading], about: str, lines: Sequence[str], *, compared: bool) -> str:
+def audit_report(
+    readings: Sequence[Reading], about: str, settings: DetectabilityArguments, lines: Sequence[str], *, compared: bool
+) -> str:
     """The whole text: what was read, a table a measure, the words that follow, and the given lines.
 
     Parameters
@@ -40,6 +43,8 @@ def audit_report(readings: Sequence[Reading], about: str, lines: Sequence[str], 
     readings : sequence of Reading
     about : str
         First line.
+    settings : DetectabilityArguments
+        What detectability was read with.
     lines : sequence of str
         What else there is to say, last.
     compared : bool
@@ -49,22 +54,15 @@ def audit_report(readings: Sequence[Reading], about: str, lines: Sequence[str], 
     parts = [about]
     for measure in measures:
         own = [reading for reading in readings if reading.measure == measure]
-        parts += TABLES[measure](own)
-        parts += _invalid(own)
+        parts += detectability_table(own, settings) if measure == "detectability" else TABLES[measure](own)
+        parts += invalid_lines(own)
     sentences = [] if compared else [
         "No reference: what compares two models (shift, drift, change) is left out. --reference MODEL reads it."
     ]  # fmt: skip
     for measure in measures:
-        sentences += WORDS[measure](headlines([r for r in readings if r.measure == measure]))
+        found = headlines([reading for reading in readings if reading.measure == measure])
+        sentences += detectability_words(found, settings) if measure == "detectability" else WORDS[measure](found)
     return "\n\n".join([*parts, "\n".join(f"- {sentence}" for sentence in (*sentences, *lines))])
-
-
-def headlines(readings: Sequence[Reading]) -> Found:
-    """(metric, group) to the first reading of that name: other layers follow the headline."""
-    found: dict[tuple[str, str], Reading] = {}
-    for reading in readings:
-        found.setdefault((reading.metric, reading.group), reading)
-    return found
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -76,9 +74,9 @@ def bias_table(readings: Sequence[Reading]) -> list[str]:
     groups = list(dict.fromkeys(group for _, group in found))
     table = [("group", *(label for _, label in columns))]
     for group in groups:
-        table.append((group or "all groups", *(_cell(found.get((metric, group))) for metric, _ in columns)))
-    tables = [f"Bias shift, {_where(found)}\n{aligned(table)}"]
-    whole = [(label, _cell(found[metric, ""])) for metric, label in BIAS_WHOLE if (metric, "") in found]
+        table.append((group or "all groups", *(cell(found.get((metric, group))) for metric, _ in columns)))
+    tables = [f"Bias shift, {where(found)}\n{aligned(table)}"]
+    whole = [(label, cell(found[metric, ""])) for metric, label in BIAS_WHOLE if (metric, "") in found]
     return [*tables, aligned([("all groups", ""), *whole])] if whole else tables
 
 
@@ -88,14 +86,14 @@ def fragmentation_table(readings: Sequence[Reading]) -> list[str]:
     table = [("", *(group or "concept" for group in groups))]
     for metric, label, _ in FRAGMENTATION:
         if (metric, "") in found:
-            table.append((label, *(_cell(found.get((metric, group))) for group in groups)))
-    tables = [f"Fragmentation, {_where(found)}\n{aligned(table)}"]
-    layers = _by_layer([reading for reading in readings if not reading.group])
+            table.append((label, *(cell(found.get((metric, group))) for group in groups)))
+    tables = [f"Fragmentation, {where(found)}\n{aligned(table)}"]
+    layers = by_layer([reading for reading in readings if not reading.group])
     if len(layers) > 1:
         shown = [(metric, short) for metric, _, short in FRAGMENTATION if (metric, "") in found]
         scan = [("layer", *(label for _, label in shown))]
         for layer, own in sorted(layers.items()):
-            scan.append((str(layer), *(_cell(own.get((metric, "")), interval=False) for metric, _ in shown)))
+            scan.append((str(layer), *(cell(own.get((metric, "")), interval=False) for metric, _ in shown)))
         tables.append(f"Fragmentation of the concept by layer\n{aligned(scan)}")
     return tables
 
@@ -106,7 +104,7 @@ def behaviour_table(readings: Sequence[Reading]) -> list[str]:
     table = [("", *splits)]
     for metric, label in BEHAVIOUR:
         if (f"{splits[0]}_{metric}", "") in found:
-            table.append((label, *(_cell(found.get((f"{split}_{metric}", ""))) for split in splits)))
+            table.append((label, *(cell(found.get((f"{split}_{metric}", ""))) for split in splits)))
     return [f"Behaviour, 95 % intervals\n{aligned(table)}"]
 
 
@@ -114,12 +112,12 @@ def behaviour_table(readings: Sequence[Reading]) -> list[str]:
 
 
 def bias_words(found: Found) -> list[str]:
-    shift = _valid(found, "delta_b_corrected") or _valid(found, "delta_b")
+    shift = valid(found, "delta_b_corrected") or valid(found, "delta_b")
     if shift is not None:
         return [
             bias_in_words({"metric": shift.metric, "end": shift.value, "end_low": shift.low, "end_high": shift.high})
         ]
-    whole = _valid(found, "b")
+    whole = valid(found, "b")
     if whole is None:
         return []
     groups = sorted((r.value, group) for (metric, group), r in found.items() if metric == "b" and group and r.valid)
@@ -136,7 +134,7 @@ def bias_words(found: Found) -> list[str]:
 
 
 def fragmentation_words(found: Found) -> list[str]:
-    concept, control = found.get(("knowledge_z", "")), _valid(found, "knowledge_z", "heldout")
+    concept, control = found.get(("knowledge_z", "")), valid(found, "knowledge_z", "heldout")
     if concept is None:
         return []
     if not concept.valid:
@@ -159,16 +157,16 @@ def fragmentation_words(found: Found) -> list[str]:
 
 def behaviour_words(found: Found) -> list[str]:
     sentences = []
-    forget, heldout = _valid(found, "forget_nll"), _valid(found, "heldout_nll")
+    forget, heldout = valid(found, "forget_nll"), valid(found, "heldout_nll")
     if forget is not None:
         text = f"Output: the forget answers cost {forget.value:.2f} nats a token"
         if heldout is not None:
             text += f", answers that nobody can know {heldout.value:.2f}"
-        if (change := _valid(found, "forget_nll_change")) is not None:
+        if (change := valid(found, "forget_nll_change")) is not None:
             interval = "" if change.low is None else f" [{change.low:+.2f}, {change.high:+.2f}]"
             text += f"; {change.value:+.2f}{interval} against the reference"
         sentences.append(f"{text}. This is what the model says, not what it knows.")
-    collapsed = _valid(found, "collapsed")
+    collapsed = valid(found, "collapsed")
     if collapsed is not None and collapsed.value > 0:
         sentences.append(f"The model has collapsed ({collapsed.note}): the other readings describe a broken model.")
     return sentences
@@ -186,33 +184,7 @@ WORDS = {
 }
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def _valid(found: Found, metric: str, group: str = "") -> Reading | None:
-    reading = found.get((metric, group))
-    return reading if reading is not None and reading.valid else None
-
-
-def _cell(reading: Reading | None, interval: bool = True) -> str:
-    if reading is None:
-        return ""
-    return number(reading.value, *((reading.low, reading.high) if interval else (None, None)))
-
-
-def _where(found: Found) -> str:
-    """The headline's layer, and what the brackets are."""
-    return f"layer {next(iter(found.values())).layer}, 95 % intervals"
-
-
-def _by_layer(readings: Sequence[Reading]) -> dict[int, Found]:
-    layers: dict[int, dict[tuple[str, str], Reading]] = {}
-    for reading in readings:
-        layers.setdefault(reading.layer, {}).setdefault((reading.metric, reading.group), reading)
-    return layers
-
-
-def _invalid(readings: Sequence[Reading]) -> list[str]:
+def invalid_lines(readings: Sequence[Reading]) -> list[str]:
     """Why readings are not valid: one line a reason, with the names that have it."""
     reasons: dict[str, list[str]] = {}
     for reading in headlines(readings).values():

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from monitor.measures.behaviour import Behaviour
 from monitor.measures.bias_shift import BiasShift
 from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.bias import load_bias_stimuli
+from monitor.stimuli.counterfactual import CounterfactualSet, counterfactual_from_pairs
+from monitor.stimuli.counterfactual_file import MIN_CELLS
 from monitor.stimuli.forget_set import SPLITS, ForgetSet
+from monitor.stimuli.mixture import largest_mixture
+from recipes.counterfactual_arguments import load_sets
+from recipes.detectability_arguments import CONCEPT, DetectabilityArguments
+
+if TYPE_CHECKING:
+    from monitor.measures.detectability import Detectability
 
 logger = logging.getLogger(__name__)
 
 BATCHES = 10  # of fragmentation, as published
-MEASURES = ("bias_shift", "fragmentation", "behaviour")
+MEASURES = ("bias_shift", "fragmentation", "behaviour", "detectability")
 
 
 def check_names(names: str | Sequence[str]) -> list[str]:
@@ -62,6 +71,49 @@ def behaviour(forget_set: ForgetSet) -> Behaviour:
     """Behaviour on every split that has pairs."""
     splits = {split: forget_set.split(split) for split in SPLITS}
     return Behaviour({split: pairs for split, pairs in splits.items() if pairs})
+
+
+def detectability(
+    arguments: DetectabilityArguments, forget_set: ForgetSet | None = None, pooling: str | None = None
+) -> Detectability:
+    """Detectability of the dimensions and, of a forget set, of the concept against its anonymised variants.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a dimension is neither bundled nor a file.
+    ValueError
+        If a file is faulty, a number out of its range, or a set too small for the mixture.
+    """
+    from monitor.measures.detectability import Detectability  # its probes import what no other measure needs
+
+    sets = load_sets(arguments.dimensions)
+    if forget_set is not None:
+        if CONCEPT in sets:
+            raise ValueError(
+                f"`dimensions`: {CONCEPT!r} is the forget set's group; call the file otherwise, NAME=FILE."
+            )
+        sets |= _concept_set(forget_set, arguments.n, arguments.purity)
+    return Detectability(
+        sets, layer=parse_layer(arguments.detectability_layer), scan=arguments.scan_layers, purity=arguments.purity,
+        n=arguments.n, smallest_effect=arguments.smallest_effect, level=arguments.level, power=arguments.power,
+        **_given(pooling=pooling),
+    )  # fmt: skip
+
+
+def _concept_set(forget_set: ForgetSet, n: int, purity: float) -> dict[str, CounterfactualSet]:
+    """The concept's set by its name, with the retain pairs as neutral texts where they fill the mixture."""
+    pairs, retain = forget_set.fragmentation_pairs("forget"), forget_set.split("retain")
+    if len(pairs) < MIN_CELLS:
+        logger.warning(
+            "%s has %d forget pairs that anonymisation changes; %d are needed to read whether the concept is "
+            "detectable, which is left out.", forget_set.name, len(pairs), MIN_CELLS,
+        )  # fmt: skip
+        return {}
+    mixed = counterfactual_from_pairs(pairs, retain)
+    # Too small a pool is no fault of the forget set: the concept is then read at purity 1 alone.
+    fits = 0 < purity <= 1 and largest_mixture(mixed, purity) >= n
+    return {CONCEPT: mixed if fits else counterfactual_from_pairs(pairs)}
 
 
 def parse_layer(text: str | int | float) -> int | float | str:

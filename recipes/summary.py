@@ -23,6 +23,11 @@ ROWS = (
     ("fragmentation", "cka", "", "CKA with the start"),
     ("bias_shift", "delta_b", "", "bias shift dB"),
     ("bias_shift", "delta_b_corrected", "", "bias shift dB, control-corrected"),
+    ("detectability", "s_hat", "", "separation s, mean of groups"),
+    ("detectability", "auc_mixed", "", "AUC of a probe in the mixture, mean"),
+    ("detectability", "n_detected", "", "groups detected"),
+    ("detectability", "s_hat", "concept", "separation s, concept"),
+    ("detectability", "verdict", "concept", "verdict, concept (1 detected, -1 underpowered)"),
 )
 KNOWN_Z = 2.0  # a |z| this large is rare under the null
 
@@ -129,6 +134,9 @@ def in_words(records: Sequence[Mapping]) -> list[str]:
     corrected = get("bias_shift", "delta_b_corrected") or get("bias_shift", "delta_b")
     if corrected is not None:
         sentences.append(bias_in_words(corrected))
+    if (detected := get("detectability", "n_detected")) is not None:
+        concept, change = get("detectability", "s_hat", "concept"), get("detectability", "s_change", "concept")
+        sentences.append(_detected(detected, get("detectability", "s_hat"), concept, change))
     return sentences
 
 
@@ -186,6 +194,26 @@ def bias_in_words(record: Mapping) -> str:
         f"Bias: {interval}: the groups moved towards the {side} attributes, beyond what words for things show. It is a "
         "shift of representations; whether outputs follow has to be tested on outputs."
     )
+
+
+def _detected(detected: Mapping, separation: Mapping | None, concept: Mapping | None, change: Mapping | None) -> str:
+    counts = f" ({detected['note']})" if detected["note"] else ""
+    text = f"Detectability: a linear probe tells {detected['start']:.0f} groups apart at the start and "
+    text += f"{detected['end']:.0f} at the end{counts}"
+    if separation is not None:
+        text += f"; their mean separation s went from {separation['start']:.2f} to {separation['end']:.2f}"
+    text += ". What a probe reads is encoded; whether the model uses it is another question."
+    if "underpowered" in detected["note"]:
+        text += " An underpowered test is no null result: it might have missed the smallest effect."
+    if concept is not None:
+        text += f" The concept's names against invented ones: s {concept['start']:.2f} -> {concept['end']:.2f}"
+        if change is not None and change["end_low"] is not None and change["end_high"] is not None:
+            if change["end_low"] <= 0 <= change["end_high"]:
+                text += ", no change beyond what the choice of pairs explains"
+            else:
+                text += ", closer together" if change["end"] < 0 else ", further apart"
+        text += "; other names alone are told apart in a model that knows nothing, so only the change counts."
+    return text
 
 
 def _more_or_less(change: float) -> str:

@@ -27,8 +27,9 @@ from monitor.callback import FOLDER, Monitor
 from monitor.journal import Journal
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
+from recipes.detectability_arguments import DetectabilityArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
-from recipes.measures import MEASURES, behaviour, bias_shift, check_names, fragmentation
+from recipes.measures import MEASURES, behaviour, bias_shift, check_names, detectability, fragmentation
 from recipes.methods import DEFAULT, METHODS, method_name
 from recipes.models import load_model, load_tokenizer, resolve_model
 from recipes.outputs import check_writable
@@ -41,10 +42,12 @@ from trainers.unlearning_trainer import UnlearningTrainer
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_MEASURES = ("bias_shift", "fragmentation", "behaviour")
+
 
 @dataclass
-class UnlearnArguments:
-    """What to forget, how, and what to watch meanwhile.
+class UnlearnArguments(DetectabilityArguments):
+    """What to forget, how, and what to watch meanwhile; detectability's own as in `DetectabilityArguments`.
 
     Parameters
     ----------
@@ -59,7 +62,7 @@ class UnlearnArguments:
     entities : str, optional
         The table of names and their substitutes; by default ``entities.json`` beside the forget file.
     measures : list of str
-        Which of bias_shift, fragmentation and behaviour to read.
+        Which of bias_shift, fragmentation, behaviour and detectability to read; the last is off by default.
     variants : int
         Anonymised variants a pair, made from the entity table where the file has none.
     fragmentation_layer : str
@@ -86,7 +89,7 @@ class UnlearnArguments:
         default=None, metadata={"help": "Table of names and substitutes; entities.json beside the file by default."}
     )
     measures: list[str] = field(
-        default_factory=lambda: list(MEASURES), metadata={"help": "What to measure.", "choices": list(MEASURES)}
+        default_factory=lambda: list(DEFAULT_MEASURES), metadata={"help": "What to measure.", "choices": list(MEASURES)}
     )
     variants: int = field(default=8, metadata={"help": "Anonymised variants a pair."})
     fragmentation_layer: str = field(
@@ -232,7 +235,7 @@ def run(
 
 def read_forget_set(arguments: UnlearnArguments) -> ForgetSet:
     with warnings.catch_warnings():
-        if "fragmentation" not in arguments.measures:  # that nothing changes when anonymised concerns it alone
+        if not {"fragmentation", "detectability"} & set(check_names(arguments.measures)):  # others do not anonymise
             warnings.filterwarnings("ignore", message=".*anonymisation leaves")
         return load_forget_set(
             forget_set_source(arguments.forget_set),
@@ -292,6 +295,8 @@ def build_measures(arguments: UnlearnArguments, forget_set: ForgetSet) -> list:
         measures.append(fragmentation(forget_set, arguments.fragmentation_layer))
     if "behaviour" in wanted:
         measures.append(behaviour(forget_set))
+    if "detectability" in wanted:
+        measures.append(detectability(arguments, forget_set))
     return measures
 
 

@@ -17,7 +17,8 @@ from monitor.activations import measure_activations
 from monitor.measures.bias_shift import BiasShift
 from monitor.readings import Reading
 from recipes import audit
-from recipes.audit_report import audit_report, headlines
+from recipes.audit_report import audit_report
+from recipes.audit_tables import headlines
 from recipes.cli import main as latentwatch
 
 ROOT = Path(__file__).parents[2]
@@ -305,7 +306,7 @@ def test_two_processes_read_what_one_reads(models, forget_set, tmp_path):
 
 
 def words(*readings, compared=True):
-    return audit_report(readings, "a model", [], compared=compared).split("\n\n")[-1]
+    return audit_report(readings, "a model", audit.AuditArguments(), [], compared=compared).split("\n\n")[-1]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +338,7 @@ def test_a_known_concept_and_one_that_is_not_seen(z, phrase, never):
 
 def test_what_could_not_be_read_says_why():
     broken = Reading("fragmentation", "knowledge_z", float("nan"), layer=3, note="states are not finite")
-    report = audit_report([broken], "a model", [], compared=True)
+    report = audit_report([broken], "a model", audit.AuditArguments(), [], compared=True)
     assert "not valid: knowledge_z: states are not finite" in report
     assert "could not be read: states are not finite" in report
 

@@ -70,6 +70,30 @@ def test_collapse_is_told_apart_from_forgetting():
     assert "collapsed" in words(*readings, *[line(s, "collapsed", float(s > 0), measure="behaviour") for s in (0, 8)])
 
 
+def detected(start, end, note="", group="", metric="n_detected", low=None, high=None):
+    of = {"measure": "detectability", "group": group, "note": note, "low": low, "high": high}
+    return [line(0, metric, start, **of), line(8, metric, end, **of)]
+
+
+def test_detected_groups_and_their_separation_are_told_from_start_to_end():
+    text = words(*detected(5.0, 3.0, note="3 detected, 2 not detected"), *detected(9.0, 4.5, metric="s_hat"))
+    assert "5 groups apart at the start and 3 at the end (3 detected, 2 not detected)" in text
+    assert "9.00 to 4.50" in text and "underpowered" not in text and "concept" not in text
+    assert "no null result" in words(*detected(5.0, 3.0, note="3 detected, 2 underpowered"))
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "phrase"),
+    [(-4.0, -6.0, -2.0, "closer together"), (4.0, 2.0, 6.0, "further apart"), (-1.0, -3.0, 1.0, "no change beyond")],
+)
+def test_the_concepts_separation_is_told_by_the_interval_of_its_change(value, low, high, phrase):
+    separation = detected(9.0, 9.0 + value, metric="s_hat", group="concept")
+    change = detected(0.0, value, metric="s_change", group="concept", low=low, high=high)
+    text = words(*detected(5.0, 5.0), *separation, *change)
+    assert phrase in text and f"s 9.00 -> {9 + value:.2f}" in text and "only the change counts" in text
+    assert "separation s, concept" in format_table(summarise([*separation, *change]))
+
+
 def test_invalid_readings_are_shown_as_such():
     lines = [line(0, "knowledge_z", 3.0), line(8, "knowledge_z", None, note="states are not finite")]
     assert "not valid" in format_table(summarise(lines))
