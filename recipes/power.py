@@ -210,7 +210,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (*heads, *rows[1:])
     ]
-    return [*lines[:height], "-" * len(lines[0]), *lines[height:]]
+    return [*(line.rstrip() for line in lines[:height]), "-" * len(lines[0]), *lines[height:]]
 
 
 # The phase diagram.
