@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import importlib
 import inspect
 import re
@@ -32,22 +31,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         _refuse_options(parser, argv)
         _list(titles)
         return
-    if arguments.name not in titles:
-        near = difflib.get_close_matches(arguments.name, titles, 1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        parser.error(f"NAME: expected one of {', '.join(titles)}, got {arguments.name!r}{meant}")
+    name = arguments.name.lower()  # the paper writes E9
+    if name not in titles:
+        parser.error(f"NAME: expected one of {', '.join(titles)}, got {arguments.name!r}")
     if arguments.json not in (None, "-"):  # better known before the work than after it
         check_writable(Path(arguments.json).parent, "json")
-    run = importlib.import_module(f"recipes.studies.{arguments.name}").run
+    run = importlib.import_module(f"recipes.studies.{name}").run
     options = {"quick": arguments.quick, "seed": arguments.seed}
     if "model" in inspect.signature(run).parameters:
         options["model"] = arguments.model or _MODEL
     elif arguments.model is not None:
-        parser.error(f"--model: {arguments.name} makes its own data and reads no model; leave it out")
+        parser.error(f"--model: {name} makes its own data and reads no model; leave it out")
     records = [found | options for found in run(**options)]
     if arguments.json != "-":  # standard output holds either the table or the JSON, so that it can be piped
-        title = titles[arguments.name]
-        print(f"{arguments.name.upper()}: {title}" + (" (quick)" if arguments.quick else ""))
+        print(f"{name.upper()}: {titles[name]}" + (" (quick)" if arguments.quick else ""))
         print()
         print(format_records(records))
     write_records(records, arguments.json)

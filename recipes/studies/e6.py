@@ -59,14 +59,14 @@ def run(quick: bool = False, seed: int = 42) -> list[dict]:
     Parameters
     ----------
     quick : bool
-        Fewer dimensions and samples, two spectra, 4 repeats instead of 8.
+        Fewer dimensions and samples, two spectra, 2 repeats instead of 8.
     seed : int
 
     Returns
     -------
     records : list of dict
     """
-    sizes, repeats, n_test = (SIZES[:4], 4, 1_000) if quick else (SIZES, 8, 4_000)
+    sizes, repeats, n_test = (SIZES[:4], 2, 1_000) if quick else (SIZES, 8, 4_000)
     spectra = ((16, 0.0), (512, 0.0)) if quick else ((64, 0.0), (768, 0.0), (768, 1.0), (768, 1.5), (768, 2.0))
     records = []
     with tqdm(total=len(spectra) * len(PENALTIES) * len(sizes), desc="E6", unit="size", disable=None) as progress:
