@@ -32,8 +32,8 @@ SETTINGS = (
 )
 _NOTES = {
     "crossed": "the paper gives the largest difference over two models and four dimensions, ours is the mean over data "
-    "sets; one data set alone differs by `standard_deviation` from fold luck. No leak is expected: a pair's members have "
-    "opposite labels, so that what random folds teach of a context points, if anywhere, to the wrong one.",
+    "sets; one alone differs by `standard_deviation` from the luck of its folds. No leak is expected: the members of a "
+    "pair have opposite labels, so that what random folds teach of a context points, if anywhere, to the wrong one.",
     "labels follow contexts": "control: both neutral texts of a cell, with one label for the two. Grouped folds must "
     "not see it, random ones must.",
 }
