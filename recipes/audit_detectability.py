@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from monitor.readings import Reading
 from recipes.audit_tables import Found, by_layer, cell, headlines, valid
@@ -17,23 +17,24 @@ def detectability_table(readings: Sequence[Reading], settings: DetectabilityArgu
     """A row a group; with every layer read, also the separation and the AUC by layer."""
     found = headlines(readings)
     groups = _groups(found)
-    mixed = any(("auc" + MIXED, group) in found for group in groups)
     share = f"{100 * settings.purity:g} % marked"
-    columns = [("s", "s_hat"), ("s change", "s_change"), ("AUC, all marked", "auc")]
-    if mixed:
-        columns += [
-            (f"AUC, {share}", "auc" + MIXED),
-            ("p", "auc_p" + MIXED),
-            ("p, corrected", "auc_p_adjusted" + MIXED),
-            ("purity law", "predicted_auc" + MIXED),
-            (f"alpha*({settings.n})", "alpha_star" + MIXED),
-        ]
-    else:
-        columns += [("p", "auc_p"), ("p, corrected", "auc_p_adjusted"), ("purity law", "predicted_auc")]
-    columns = [(label, metric) for label, metric in columns if any((metric, group) in found for group in groups)]
-    table = [("group", *(label for label, _ in columns), "verdict")]
+    rows = []
     for group in groups:
-        table.append((group, *(_shown(found, metric, group) for _, metric in columns), _verdicts(found, group)))
+        judged = _judged(found, group)
+        shown = {
+            "s": "s_hat",
+            "s change": "s_change",
+            "AUC, all marked": "auc",
+            f"AUC, {share}": "auc" + MIXED,
+            "p": "auc_p" + judged,
+            "p, corrected": "auc_p_adjusted" + judged,
+            "purity law": "predicted_auc" + judged,
+            f"alpha*({settings.n})": "alpha_star" + MIXED,
+        }
+        row = {label: _shown(found, metric, group) for label, metric in shown.items()}
+        rows.append({"group": group, **row, "verdict": _verdicts(found, group)})
+    columns = [label for label in rows[0] if any(row[label] for row in rows)]  # there may be no reference, no mixture
+    table = [columns, *([row[label] for label in columns] for row in rows)]
     layer = next(iter(found.values())).layer
     tables = [f"Detectability, layer {layer}, 95 % intervals\n{aligned(table)}"]
     layers = by_layer([reading for reading in readings if reading.group])
@@ -73,30 +74,42 @@ def detectability_words(found: Found, settings: DetectabilityArguments) -> list[
             "Detected: the concept against its anonymised variants. Other names alone do that, in a random model too: "
             "only a change from a reference says something about the concept."
         )
-    for group in by_word["not detected"]:
-        note = _reason(verdicts[group])
+    if clear := by_word["not detected"]:
         sentences.append(
-            f"Not detected: {group}, and the audit could have told ({note}). Smaller effects, other layers and what no "
-            "linear probe reads stay open."
+            f"Not detected: {_and(clear)}, and the audit could have told ({_reasons(verdicts, clear)}). Smaller "
+            "effects, other layers and what no linear probe reads stay open."
         )
-    for group in by_word["underpowered"]:
-        note = _reason(verdicts[group])
+    if blind := by_word["underpowered"]:
         sentences.append(
-            f"Underpowered: {group}. Nothing was detected, but an effect of s = {settings.smallest_effect:g} might "
-            f"have been missed ({note}). --n takes as many texts as the stimuli have; a higher --purity or a larger "
-            "--smallest_effect needs fewer."
+            f"Underpowered: {_and(blind)}. Nothing was detected, but an effect of s = {settings.smallest_effect:g} "
+            f"might have been missed ({_reasons(verdicts, blind)}). --n takes as many texts as the stimuli have; a "
+            "higher --purity or a larger --smallest_effect needs fewer."
+        )
+    alone = {group: valid(found, "verdict", group) for group in (*clear, *blind)}
+    if diluted := [group for group, one in alone.items() if one is not None and WORDS[one.value] == "detected"]:
+        sentences.append(
+            f"Where every text is marked, {_and(diluted)} {'is' if len(diluted) == 1 else 'are'} detected: encoded, "
+            "and diluted by the mixture beyond what the probe can tell."
         )
     for group in groups:
-        if suffix_of[group] and (alone := valid(found, "verdict", group)) is not None:
-            if alone.value == 1.0 and verdicts[group] is not None and verdicts[group].value != 1.0:
-                sentences.append(
-                    f"{group} is detected where every text is marked: it is encoded, and the mixture dilutes it beyond "
-                    "what the probe can tell."
-                )
         if verdicts[group] is None:
             reading = found.get(("s_hat", group))
             sentences.append(f"{group} could not be read: {reading.note if reading is not None else 'no reading'}")
-    return sentences + _changes(found, groups)
+    return sentences + _leakage(found, groups) + _changes(found, groups)
+
+
+def _leakage(found: Found, groups: Sequence[str]) -> list[str]:
+    """Whether texts without a marker lean towards a group."""
+    sentences = []
+    for group in groups:
+        reading = valid(found, "neutral_leakage", group)
+        if reading is not None and reading.low is not None and reading.low > 0.5:
+            sentences.append(
+                f"Texts without a marker are not free of {group}: the probe of the marked ones tells the stereotype of "
+                f"neutral ones with AUC {reading.value:.2f} [{reading.low:.2f}, {reading.high:.2f}]. In natural text a "
+                "null result then says less than the purity law allows."
+            )
+    return sentences
 
 
 def _changes(found: Found, groups: Sequence[str]) -> list[str]:
@@ -143,9 +156,10 @@ def _shown(found: Found, metric: str, group: str) -> str:
     return cell(reading)
 
 
-def _reason(verdict: Reading) -> str:
-    """The note without the verdict's own word."""
-    return verdict.note.partition(": ")[2] or verdict.note
+def _reasons(verdicts: Mapping[str, Reading], groups: Sequence[str]) -> str:
+    """The verdicts' notes without the verdict's own word, each with its group where there are several."""
+    notes = {group: verdicts[group].note.partition(": ")[2] or verdicts[group].note for group in groups}
+    return "; ".join(f"{group}: {note}" if len(groups) > 1 else note for group, note in notes.items())
 
 
 def _groups(found: Found) -> list[str]:

@@ -189,6 +189,7 @@ def invalid_lines(readings: Sequence[Reading]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for reading in headlines(readings).values():
         if not reading.valid:
-            reasons.setdefault(reading.note, []).append(reading.metric)
-    lines = [f"not valid: {', '.join(dict.fromkeys(metrics))}: {reason}" for reason, metrics in reasons.items()]
+            name = f"{reading.metric} ({reading.group or 'whole'})"
+            reasons.setdefault(reading.note, []).append(name)
+    lines = [f"not valid: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return ["\n".join(lines)] if lines else []

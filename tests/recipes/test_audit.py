@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from transformers import BertConfig, BertModel
 from monitor.activations import measure_activations
 from monitor.measures.bias_shift import BiasShift
 from monitor.readings import Reading
+from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
 from recipes import audit
 from recipes.audit_report import audit_report
 from recipes.audit_tables import headlines
 from recipes.cli import main as latentwatch
+from recipes.summary import number
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["Orla", "Tamsin", "Bram", "Iris", "Jonas", "Petra", "Silas", "Wren"]
@@ -109,7 +112,7 @@ def test_what_is_left_out_is_constant_of_a_model_against_itself_and_of_no_other(
             constant = 1.0 if a["metric"] in ("cka", "pca_similarity") else 0.0
             assert a["value"] == pytest.approx(constant, abs=1e-6)
             moved[name] = max(moved[name], abs(b["value"] - constant))
-    assert [name for name, most in moved.items() if most < 1e-3] == [("detectability", "s_change")]
+    assert {measure for (measure, _), most in moved.items() if most < 1e-3} == {"detectability"}, "not read here"
 
 
 def test_readings_are_those_of_the_measure_itself(models, tiny_llama, tiny_tokenizer, tmp_path):
@@ -139,6 +142,106 @@ def test_an_adapter_is_read_with_its_base_as_reference(models, tmp_path):
     base = records_of(tmp_path, models / "first", "--measures", "bias_shift")
     shift = values(off)["b", "", 4] - values(off)["delta_b", "", 4]
     assert shift == pytest.approx(values(base)["b", "", 4], abs=1e-9), "b minus dB is the base's own b"
+
+
+# --- detectability ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    """A file of 40 cells of the bundled grid, for two dimensions, and small settings that fit it."""
+    path = tmp_path_factory.mktemp("sets") / "grid.jsonl"
+    part = tmp_path_factory.mktemp("parts") / "part.jsonl"
+    text = ""
+    for dimension, stimuli in load_counterfactual_sets(["gender", "age"], cells=40).items():
+        stimuli.to_file(part, dimension)
+        text += part.read_text()
+    path.write_text(text)
+    return ["--measures", "detectability", "--dimensions", path, "--n", "80", "--purity", "0.5"]
+
+
+def test_detectability_has_a_row_a_dimension_and_a_verdict_in_words(models, sets, tmp_path, capsys):
+    found = values(records_of(tmp_path, models / "first", *sets), "detectability")
+    out = capsys.readouterr().out
+    assert {group for _, group, _ in found} == {"", "gender", "age"}
+    for group in ("gender", "age"):
+        for metric in ("s_hat", "auc", "auc_mixed", "auc_p_mixed", "predicted_auc_mixed", "verdict_mixed"):
+            assert (metric, group, 2) in found, "mid-depth of four blocks"
+        (row,) = [line for line in out.splitlines() if line.startswith(f"{group} ")]
+        verdict = {1.0: "detected", 0.0: "not detected", -1.0: "underpowered"}[found["verdict_mixed", group, 2]]
+        assert verdict in row and number(found["s_hat", group, 2], None, None) in row
+    assert not {"s_change", "auc_change", "auc_change_mixed"} & {metric for metric, _, _ in found}
+    assert "AUC, 50 % marked" in out and "alpha*(80)" in out
+
+
+def test_detectability_is_read_at_every_layer(models, sets, tmp_path, capsys):
+    found = values(records_of(tmp_path, models / "first", *sets, "--scan_layers"), "detectability")
+    assert {layer for metric, group, layer in found if metric == "auc_mixed" and group} == set(range(5))
+    assert "Separation s by layer" in capsys.readouterr().out
+
+
+def test_detectability_of_an_encoder_against_a_reference(models, sets, tmp_path, capsys):
+    itself = values(records_of(tmp_path, models / "encoder", "--reference", models / "encoder", *sets), "detectability")
+    assert itself["s_hat", "gender", 1] > 0 and itself["s_change", "gender", 1] == 0
+    assert "no separation changed" in capsys.readouterr().out
+    other = values(records_of(tmp_path, models / "second", "--reference", models / "first", *sets), "detectability")
+    assert other["s_change", "gender", 2] != 0
+
+
+def test_a_forget_set_is_a_group_of_its_own_and_its_retain_pairs_the_neutral_texts(models, sets, forget_set, tmp_path):
+    found = records_of(tmp_path, models / "first", *sets, "--forget_set", forget_set)
+    metrics = {r["metric"] for r in found if r["group"] == "concept"}
+    assert "verdict" in metrics and "auc_mixed" not in metrics, "ten retain pairs do not fill a mixture of 80"
+    found = records_of(tmp_path, models / "first", *sets, "--forget_set", forget_set, "--n", 10)
+    assert "auc_mixed" in {r["metric"] for r in found if r["group"] == "concept"}
+
+
+@pytest.mark.slow
+def test_gender_is_detected_in_a_real_encoder_and_shuffled_labels_are_not(tmp_path, capsys):
+    gender = load_counterfactual_sets(["gender"], cells=100)["gender"]
+    gender.to_file(tmp_path / "gender.jsonl")
+    flip = torch.randperm(100, generator=torch.Generator().manual_seed(0)) < 50
+    pairs = zip(gender.positive, gender.negative, flip, strict=True)
+    pairs = [(negative, positive) if flipped else (positive, negative) for positive, negative, flipped in pairs]
+    positive, negative = zip(*pairs, strict=True)
+    replace(gender, positive=positive, negative=negative, stereotypes=()).to_file(tmp_path / "shuffled.jsonl")
+    files = [tmp_path / "gender.jsonl", tmp_path / "shuffled.jsonl"]
+    settings = ["--measures", "detectability", "--dimensions", *files, "--n", "200"]
+    found = values(records_of(tmp_path, "minilm", *settings), "detectability")
+    assert found["verdict", "gender", 3] == 1 and found["verdict", "shuffled", 3] in (0, -1)
+    assert found["auc", "gender", 3] > 0.95 and abs(found["auc", "shuffled", 3] - 0.5) < 0.15
+    out = capsys.readouterr().out
+    assert "Detected: gender" in out and ("detected: shuffled" in out or "Underpowered: shuffled" in out)
+
+
+def test_the_default_measures_follow_from_what_there_is_to_read(models, sets, forget_set, tmp_path):
+    few = sets[2:]
+    assert {r["measure"] for r in records_of(tmp_path, models / "first", *few)} == {"bias_shift", "detectability"}
+    found = {r["measure"] for r in records_of(tmp_path, models / "first", *few, "--forget_set", forget_set)}
+    assert found == {"bias_shift", "detectability", "fragmentation", "behaviour"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--purity", "0"], "purity"),
+        (["--purity", "1.5"], "purity"),
+        (["--n", "81"], "even"),
+        (["--n", "4000"], "largest n"),
+        (["--smallest_effect", "0"], "smallest_effect"),
+        (["--level", "1"], "level"),
+        (["--power", "0"], "power"),
+        (["--detectability_layer", "middle"], "layer"),
+        (["--dimensions", "gendre"], "'gender'"),
+        (["--dimensions", "concept=FILE", "--forget_set", "harry_potter"], "NAME=FILE"),
+    ],
+)
+def test_bad_settings_of_detectability_are_one_clear_error(arguments, message, models, sets, tmp_path, capsys):
+    CounterfactualSet.to_file(load_counterfactual_sets(["age"], cells=40)["age"], tmp_path / "age.jsonl")
+    words = [str(part).replace("FILE", str(tmp_path / "age.jsonl")) for part in (*sets, *arguments)]
+    assert latentwatch(["audit", str(models / "first"), *words]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
 
 
 # --- encoders ---------------------------------------------------------------------------------------------------------
@@ -325,6 +428,57 @@ def test_without_a_reference_b_is_no_verdict():
     assert "x lie lowest" in text and "y highest" in text
 
 
+def verdict(group, value, note, suffix="_mixed"):
+    return Reading("detectability", f"verdict{suffix}", value, group=group, layer=2, note=note)
+
+
+def test_each_verdict_is_told_with_what_it_leaves_open():
+    text = words(
+        verdict("gender", 1.0, "detected: AUC 0.700 at purity 0.3, n = 300"),
+        verdict("age", 0.0, "not detected: AUC 0.510; s = 1 would have been found with power 0.90"),
+        verdict("race", -1.0, "underpowered: AUC 0.520; about n = 900 would be needed"),
+    )
+    detected, clear, blind = text.split("\n")
+    assert "gender" in detected and "not acted on" in detected and "age" not in detected
+    assert "age" in clear and "power 0.90" in clear and "stay open" in clear
+    assert "race" in blind and "n = 900" in blind and "might have been missed" in blind
+
+
+def test_a_detected_concept_says_nothing_by_itself():
+    text = words(verdict("concept", 1.0, "detected: AUC 1", suffix=""))
+    assert "only a change from a reference" in text and "A linear probe tells" not in text
+
+
+def test_what_only_the_mixture_hides_is_told_as_encoded():
+    report = audit_report(
+        [verdict("age", 1.0, "detected: x", suffix=""), verdict("age", -1.0, "underpowered: y")],
+        "a model", audit.AuditArguments(), [], compared=True,
+    )  # fmt: skip
+    assert (
+        "underpowered (detected if all are marked)" in report
+        and "Where every text is marked, age is detected" in report
+    )
+
+
+@pytest.mark.parametrize(("low", "told"), [(0.6, True), (0.4, False)])
+def test_neutral_texts_that_lean_make_a_null_say_less(low, told):
+    leakage = Reading("detectability", "neutral_leakage", 0.7, group="gender", low=low, high=0.8, layer=2)
+    assert ("not free of gender" in words(verdict("gender", 1.0, "detected: x"), leakage)) is told
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "phrase"),
+    [
+        (-2.0, -3.0, -1.0, "closer together"),
+        (2.0, 1.0, 3.0, "further apart"),
+        (-0.5, -2.0, 1.0, "no separation changed"),
+    ],
+)
+def test_a_change_of_separation_is_told_by_its_interval(value, low, high, phrase):
+    change = Reading("detectability", "s_change", value, group="age", low=low, high=high, layer=2)
+    assert phrase in words(verdict("age", 1.0, "detected: x"), change)
+
+
 @pytest.mark.parametrize(
     ("z", "phrase", "never"),
     [(3.0, "told apart", "no proof"), (1.0, "no proof of absence", "something of the concept")],
@@ -339,7 +493,7 @@ def test_a_known_concept_and_one_that_is_not_seen(z, phrase, never):
 def test_what_could_not_be_read_says_why():
     broken = Reading("fragmentation", "knowledge_z", float("nan"), layer=3, note="states are not finite")
     report = audit_report([broken], "a model", audit.AuditArguments(), [], compared=True)
-    assert "not valid: knowledge_z: states are not finite" in report
+    assert "not valid: knowledge_z (whole): states are not finite" in report
     assert "could not be read: states are not finite" in report
 
 

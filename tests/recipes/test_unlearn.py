@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from monitor.stimuli.counterfactual import load_counterfactual_sets
 from recipes import unlearn
 from recipes.cli import main as latentwatch
 from recipes.methods import METHODS
@@ -253,6 +254,32 @@ def test_too_few_pairs_say_what_to_do_and_a_small_control_is_left_out(command, f
     )
     assert latentwatch(["unlearn", *command("other")]) != 0
     assert "Add pairs" in capsys.readouterr().err
+
+
+def test_detectability_is_watched_when_asked_for(command, tmp_path, capsys):
+    stimuli = load_counterfactual_sets(["gender"], cells=40)["gender"]
+    stimuli.to_file(tmp_path / "grid.jsonl")
+    options = {"measures": "detectability", "dimensions": f"gender={tmp_path / 'grid.jsonl'}", "n": 80, "purity": 0.5}
+    unlearn.main(command(max_steps=1, eval_strategy="no", scan_layers="true", json=tmp_path / "t.json", **options))
+    out = capsys.readouterr().out
+    assert "separation s, concept" in out and "Detectability:" in out and "only the change counts" in out
+    lines = journal(tmp_path / "run")
+    assert {line["group"] for line in lines} == {"", "gender", "concept"}
+    assert {line["layer"] for line in lines if (line["metric"], line["group"]) == ("s_hat", "gender")} == set(range(5))
+    start = [line for line in lines if line["metric"] == "s_change" and line["step"] == 0]
+    assert start and all(line["value"] == 0 for line in start)
+    records = {(r["metric"], r["group"]): r for r in json.loads((tmp_path / "t.json").read_text())}
+    assert records["s_hat", "concept"]["layer"] == 2 and records["s_change", "concept"]["end"] != 0
+
+
+def test_a_forget_set_without_variants_has_no_concept_to_detect(command, forget_set, tmp_path, caplog):
+    (forget_set.parent / "entities.json").unlink()
+    load_counterfactual_sets(["gender"], cells=40)["gender"].to_file(tmp_path / "grid.jsonl")
+    options = {"measures": "detectability", "dimensions": tmp_path / "grid.jsonl", "n": 80, "purity": 0.5}
+    with pytest.warns(UserWarning, match="leaves 24"):
+        unlearn.main(command(max_steps=1, eval_strategy="no", verification="false", **options))
+    assert {line["group"] for line in journal(tmp_path / "run")} == {"", "grid"}
+    assert "left out" in caplog.text
 
 
 def test_lora_and_each_retain_term_run(command, tmp_path):
