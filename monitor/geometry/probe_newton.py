@@ -1,9 +1,9 @@
 """Newton's method for many l2 logistic regressions that share their features: the solver behind `probes`.
 
-A probe of one layer is fitted T times (folds x seeds), each time on other rows and with other feature scales, but always
-on the same matrix. All T fits advance together, as columns of the same matrix products, and what a Newton system costs is
-kept down by a preconditioner that all of them share: a Nystroem approximation of the layer's Gram matrix. Few features are
-solved for the weights (primal), many for one coefficient a sample (dual); both reach the same optimum.
+A probe of one layer is fitted T times (folds x seeds), each time on other rows and with other feature scales, but
+always on the same matrix. All T fits advance together, as columns of the same matrix products, and what a Newton system
+costs is kept down by a preconditioner that all of them share: a Nystroem approximation of the layer's Gram matrix. Few
+features are solved for the weights (primal), many for one coefficient a sample (dual); both reach the same optimum.
 
 The problem of column t, with rows i in its training set, features z_i (shared, centred, of unit variance over all rows)
 and relative scales r (this training set's standardisation against that of all rows):
@@ -27,11 +27,17 @@ from torch import Tensor
 _SMALLEST_WEIGHT = 1e-12
 _MAX_NEWTON = 50
 _MAX_CG = 200
-_RANK = 96
-_STILL = 0.5
 _MAX_HALVINGS = 30
-_CG_TOLERANCE = 0.1
+# Random vectors of the Gram matrix's approximation. At n = 680 more make conjugate gradients shorter than they cost.
+_RANK = 96
+# Relative residual at which conjugate gradients stop, in the preconditioner's norm; divided by ten whenever the step
+# found that way is no good, down to the second.
+_CG_TOLERANCE, _LEAST_CG_TOLERANCE = 0.1, 1e-4
+# Corrections of the first step, whose right-hand side is large; later steps correct one another.
 _REFINEMENTS = 3
+# Largest step in a score below which the preconditioner is kept.
+_STILL = 0.5
+# Tolerance of the fit on all rows, which is only a start.
 _ROUGHLY = 1.0
 _NOT_CONVERGED = "the logistic probes did not converge; are the features finite and of a sensible scale?"
 
@@ -68,8 +74,8 @@ def solve(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor]:
     ----------
     problem : Problem
     tolerance : float
-        Newton's method stops when no training score moves by more than this in a step. It converges quadratically, so
-        what is left is of the order of its square.
+        Newton's method stops when no training score would move by more than this in a full step. What is left then is
+        about a tenth of it, since steps are solved for to a tenth.
 
     Returns
     -------
@@ -83,8 +89,8 @@ def solve(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor]:
         If it does not converge.
     """
     n, d = problem.features.shape[1:]
-    # Without its held-out rows a fit with d << n changes little. With d near n or above every row has directions of its
-    # own, and the preconditioner must leave the held-out ones out, which is easy in the dual.
+    # With d << n the Hessian of the fit on all rows preconditions every column's, held-out rows or not. With d near n
+    # or above every row has directions of its own, and the dual works on each column's own rows.
     return _solve_primal(problem, tolerance) if 4 * d <= n else _solve_dual(problem, tolerance)
 
 
@@ -123,6 +129,7 @@ def _dual_newton(
 
     z_32, scale_32 = z.float(), problem.scale.float()
     exact = False
+    cg_tolerance = _CG_TOLERANCE
     previous = math.inf
     kc = kernel(c)
     # One buffer for the largest intermediate: asking for fresh memory each time takes longer than filling it.
@@ -140,12 +147,17 @@ def _dual_newton(
             new = train * (c - _sum(train * c) / n_train)
             k_new = kernel(new)
         for _ in range(1 if inside else _REFINEMENTS):
-            # Newton's new c solves W^-1 c + K c + b = W^-1 wanted + scores with sum of c = 0. The correction is solved for in
-            # e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to W^1/2 1. It is solved
-            # roughly and in float32: that takes away most of the error, and the next residual, in float64, sees the rest.
+            # Newton's new c solves W^-1 c + K c + b = W^-1 wanted + scores with sum of c = 0. The correction is
+            # solved for in e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to
+            # W^1/2 1. It is solved roughly and in float32: that takes away most of the error, and the next residual,
+            # in float64, sees the rest.
             right = (wanted - new) / root.clamp_min(_SMALLEST_WEIGHT**0.5) + root * (scores - k_new - b_new)
             e, b_step = _conjugate_gradients(
-                lambda e, root=root_32: e + root * near_kernel(root * e), right.float(), precondition, root_32
+                lambda e, root=root_32: e + root * near_kernel(root * e),
+                right.float(),
+                precondition,
+                cg_tolerance,
+                root_32,
             )
             correction = (root_32 * e).double() * train
             correction = correction - train * _sum(correction) / n_train  # in float32 the sum is 0 only to rounding
@@ -159,15 +171,19 @@ def _dual_newton(
         largest = (moved * train).abs().amax()  # the full step: a column that backtracks is not done
         if inside and bool(largest <= tolerance):
             return c, b, kc + b
-        # Few samples, or features with outliers: standardisations differ too much for one Gram matrix to serve all columns.
+        # Few samples, or features with outliers: standardisations differ too much for one Gram matrix to serve all
+        # columns.
         exact = exact or not inside or bool(largest > previous / 3)
+        # The preconditioner's norm hardly sees an error along the first directions of K; the objective does.
+        if bool((t < 1).any()):
+            cg_tolerance = max(cg_tolerance / 10, _LEAST_CG_TOLERANCE)
         previous = largest
         moving = bool(largest > _STILL)  # else the weights, and with them the preconditioner, hardly change any more
     raise RuntimeError(_NOT_CONVERGED)
 
 
 def _nystroem(gram: Tensor) -> Tensor:
-    """F [B, n, r] with F F' near K [B, n, n], from one product with r random vectors (Halko et al., arXiv 0909.4061)."""
+    """F [B, n, r] with F F' near K [B, n, n], by a product with r random vectors (Halko et al., arXiv 0909.4061)."""
     n = gram.shape[-1]
     rank = min(_RANK, n)
     # The approximation steers the speed only, never the optimum; fixed all the same, so that runs are equal.
@@ -228,7 +244,7 @@ def _solve_primal(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor]:
     def by_gradients(gradient: Tensor, scores: Tensor) -> Tensor:
         weights = _weights(scores, C) * train
         return _conjugate_gradients(
-            lambda v: penalty * v + z.mT @ (weights * (z @ v)), gradient, lambda v: inverse @ v
+            lambda v: penalty * v + z.mT @ (weights * (z @ v)), gradient, lambda v: inverse @ v, _CG_TOLERANCE
         )[0]
 
     theta, scores = newton(theta.expand(-1, -1, T), scores.expand(-1, -1, T), train, penalty, by_gradients, tolerance)
@@ -242,12 +258,12 @@ def _weights(scores: Tensor, C: float) -> Tensor:
 
 
 def _conjugate_gradients(
-    matrix, right: Tensor, precondition, orthogonal: Tensor | None = None
+    matrix, right: Tensor, precondition, tolerance: float, orthogonal: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Solve A x + v m = right, v'x = 0 for every column of [B, m, T], all columns in step.
 
-    `orthogonal` is v; without it the system is A x = right. Returns x and the multipliers m [B, 1, T]. The preconditioner
-    is projected, so that every iterate keeps v'x = 0.
+    `orthogonal` is v; without it the system is A x = right. Returns x and the multipliers m [B, 1, T]. The
+    preconditioner is projected, so that every iterate keeps v'x = 0.
     """
     if orthogonal is not None:
         q = precondition(orthogonal)
@@ -265,7 +281,7 @@ def _conjugate_gradients(
     z, multiplier = project(r)
     p = z
     rz = _columns(r, z)
-    enough = rz * _CG_TOLERANCE**2  # in the preconditioner's norm, where the matrix is near the identity
+    enough = rz * tolerance**2  # in the preconditioner's norm, where the matrix is near the identity
     for _ in range(_MAX_CG):
         # A column that is solved rests: its residual would shrink into denormal numbers, which are slow.
         active = rz > enough

@@ -14,7 +14,7 @@ from monitor.geometry.probe_newton import Problem, solve
 # No training score moves by more in the last Newton step; the next would move it by a tenth of that or less.
 _TOLERANCE = 1e-2
 # Numbers in the largest intermediate of a chunk of layers: it should stay near the cache of a CPU, and fill a GPU.
-_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}
+_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
 def grouped_folds(groups: Tensor, *, n_folds: int = 5, n_seeds: int = 5, seed: int = 0) -> Tensor:
@@ -47,8 +47,8 @@ def grouped_folds(groups: Tensor, *, n_folds: int = 5, n_seeds: int = 5, seed: i
     n_groups = len(np.unique(labels))
     if n_groups < n_folds:
         raise ValueError(
-            f"`groups` must hold at least as many groups as there are folds, got {n_groups} groups for {n_folds} folds; "
-            "give more contexts or fewer folds."
+            f"`groups` must hold at least as many groups as there are folds, got {n_groups} groups for {n_folds} "
+            "folds; give more contexts or fewer folds."
         )
     splitters = (GroupKFold(n_folds, shuffle=True, random_state=seed + k) for k in range(n_seeds))
     return _fold_ids([s.split(labels, groups=labels) for s in splitters], len(labels)).to(groups.device)
