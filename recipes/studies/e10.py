@@ -119,8 +119,8 @@ INTRINSIC = tuple(Sphere(4.0, r, 2, 0.4, 0.02) for r in (0.5, 1.0, 1.5))
 _OVERSHOOT = {"linear": 0.016, "svm": -0.005, "mlp": -0.015}
 _AT_1_5 = {"linear": 0.933, "oracle": 0.934}
 _S2 = (
-    "ambient noise: the paper gives neither spreads nor dimensions; its 0.933 and 0.934 are at curvature 4, r = 1.5. Our "
-    "spreads are such that AUCs lie near them: what compares is the order of the probes. "
+    "ambient noise: the paper gives neither spreads nor dimensions; its 0.933 and 0.934 are at curvature 4, r = 1.5. "
+    "Our spreads are such that AUCs lie near them: what compares is the order of the probes. "
     "Where all noise is ambient the likelihood ratio of the two Gaussians is linear in the features: the linear probe "
     "is the best there is, and `auc_flat_formula` (Corollary 1) is out of reach for all."
 )
