@@ -20,8 +20,10 @@ from monitor.geometry.auc import check_labels
 
 # Float64 entries of the largest matrices of the layers worked on at once: near the cache of a CPU, filling a GPU.
 _MAX_ENTRIES = {"cpu": 1 << 20, "cuda": 1 << 26}
-# A spread below this share of the mean is the rounding of float64.
+# A spread below this share of the mean (within the classes: of the whole spread) is the rounding of float64.
 _CONSTANT = 1e-14
+# The same of a squared spread that is a difference of Gram matrices, whose rounding is not squared.
+_CONSTANT_IN_GRAM = 1e-12
 # Least ridge of the shrunk covariance, as a share of its mean eigenvalue, that counts as invertible.
 _SINGULAR = 1e-12
 
@@ -197,6 +199,7 @@ def _weights_from_gram(gram: Tensor, d: int, samples: _Samples) -> Tensor:
     contrast = means[0] - means[1]
     # R = C X with C = I - indicators means, symmetric: centring the Gram matrix on both sides centres the samples.
     block = gram.index_select(1, index).index_select(2, index)
+    whole = block.diagonal(dim1=-2, dim2=-1).sum(-1)
     block -= indicators @ (means @ block)
     on_delta = block @ contrast
     block -= (block @ means.T) @ indicators.T
@@ -206,7 +209,8 @@ def _weights_from_gram(gram: Tensor, d: int, samples: _Samples) -> Tensor:
     a, r = ((1 - rho) / n)[:, None], (rho * mu)[:, None]
     block *= a[..., None]
     block.diagonal(dim1=-2, dim2=-1).add_(r)
-    solved = _solve(block, on_delta, r[:, 0] > _SINGULAR * mu)
+    varies = lengths.sum(-1) > _CONSTANT_IN_GRAM * whole
+    solved = _solve(block, on_delta, varies & (r[:, 0] > _SINGULAR * mu))
     solved = (contrast - a * (solved - (solved @ means.T) @ indicators.T)) / r
     return gram.new_zeros(gram.shape[:2]).index_copy_(1, index, solved)
 
@@ -216,6 +220,7 @@ def _direction_from_covariance(x: Tensor, samples: _Samples) -> Tensor:
     index, _, indicators, means = samples
     x = x.index_select(1, index)
     n, d = x.shape[-2:]
+    whole = x.square().sum((1, 2))
     centres = means @ x
     x -= indicators @ centres
     lengths = x.square().sum(-1)
@@ -224,7 +229,7 @@ def _direction_from_covariance(x: Tensor, samples: _Samples) -> Tensor:
     rho, mu = _shrinkage(lengths.sum(-1), squares, lengths.square().sum(-1), n, d)
     scatter *= ((1 - rho) / n)[:, None, None]
     scatter.diagonal(dim1=-2, dim2=-1).add_((rho * mu)[:, None])
-    return _solve(scatter, centres[:, 0] - centres[:, 1], mu > 0)
+    return _solve(scatter, centres[:, 0] - centres[:, 1], lengths.sum(-1) > _CONSTANT**2 * whole)
 
 
 def _directions(x: Tensor, halves: list[_Samples]) -> Tensor:

@@ -264,13 +264,11 @@ def test_features_that_never_vary_are_zero_apart():
     assert (found.separation[[0, 2]] > 0).all()
 
 
-_ROUNDING = pytest.mark.xfail(strict=True, reason="rounding within the classes is taken for spread where d < n")
-
-
-@pytest.mark.parametrize("d", [pytest.param(8, marks=_ROUNDING), 200])
-def test_features_that_vary_between_classes_alone_have_no_separation(d):
+@pytest.mark.parametrize("d", [8, 40, 200])
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e6 / 3])
+def test_features_that_vary_between_classes_alone_have_no_separation(d, scale):
     x, labels, groups = uneven(60, d)
-    x[:, 1] = labels[:, None].double()
+    x[:, 1] = (labels[:, None] + 0.1) * torch.linspace(1, 2, d, dtype=torch.float64) * scale
     for estimate in (lambda: crossfitted_separation(x, labels, groups), lambda: naive_separation(x, labels)):
         with pytest.raises(ValueError, match=r"vary within the classes.*layer\(s\) \[1\]"):
             estimate()
