@@ -29,13 +29,16 @@ def sagitta_curvature(points: Tensor, dimension: int, n_neighbours: int | None =
     ValueError
         For other shapes, points that are not finite, a dimension out of range, too few points.
 
-    Notes ----- The sagitta of a chord: at tangential distance t a sphere has fallen t²/(2R) from its tangent plane.
-    About each point, with a tangent plane by PCA, the normal residuals of its neighbours are regressed on t²,
-    intercept included: a slope vector a with |a| = 1/(2R) in the direction of the fall (arXiv 2609.22337, Sec. V-F).
-    Two halves of the neighbours are crossed twice. Each half is regressed against the plane of the other, since a
-    plane bends towards the points it is fitted to and hides a part of their fall; and κ = 4 a_A·a_B, averaged over
-    points, since the noise of all normal directions would inflate |a|². Where neighbours are far, t² is no small part
-    of R², and κ is off by some tenths.
+    Notes
+    -----
+    The sagitta of a chord: at tangential distance t a sphere has fallen t²/(2R) from its tangent plane. About each
+    point, with a tangent plane by PCA, the normal residuals of its neighbours are regressed on t², intercept included:
+    a slope vector a with |a| = 1/(2R) in the direction of the fall (arXiv 2609.22337, Sec. V-F).
+
+    Two halves of the neighbours are crossed twice. Each half is regressed against the plane of the other, since a plane
+    bends towards the points it is fitted to and hides a part of their fall; and κ = 4 a_A·a_B, averaged over points,
+    since the noise of all normal directions would inflate |a|². Where neighbours are far, t² is no small part of R²,
+    and κ is off by some tenths.
     """
     if points.ndim != 2 or 0 in points.shape:
         raise ValueError(f"points must be [n, d] and not empty; got shape {tuple(points.shape)}")

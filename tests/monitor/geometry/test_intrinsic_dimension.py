@@ -47,6 +47,20 @@ def test_mle_is_its_formula():
     assert float(mle_dimension(x, k=(3, 5))) == pytest.approx(float(sum(by_k) / 3))
 
 
+def test_gaps_as_short_as_the_rounding_of_products_are_seen():
+    # Twins 1e-8 apart in a cloud of size 1, far from the origin: ten times below what cdist resolves by products.
+    x = sphere(100, 2, width=50) + 3
+    step = torch.nn.functional.normalize(
+        torch.randn(100, 50, generator=torch.Generator().manual_seed(4)).double(), dim=1
+    )
+    x = torch.cat([x, x + 1e-8 * step])
+    exact = (x[:, None] - x).norm(dim=-1).sort(dim=1).values[:, 1:3]
+    ratios = (exact[:, 1] / exact[:, 0]).log().sort().values[:180]
+    share = -torch.log1p(-torch.arange(1, 181, dtype=torch.float64) / 200)
+    expected = float((ratios * share).sum() / ratios.square().sum())
+    assert float(two_nn_dimension(x)) == pytest.approx(expected, rel=0.02)
+
+
 @pytest.mark.parametrize("estimate", [mle_dimension, two_nn_dimension])
 def test_layers_are_read_one_by_one_in_any_dtype(estimate):
     layers = torch.stack([sphere(200, d, width=10) for d in (2, 5)], dim=1)
