@@ -98,8 +98,8 @@ class Detectability:
     probe that knows the direction; ``grouped_minus_random``, the AUC of grouped minus random folds, below 0 where
     contexts leak.
 
-    For group ``""``: means over groups of ``s_hat``, ``s_change``, ``auc`` and ``auc_mixed``, and ``n_detected``, the
-    number of groups detected by one of their two tests.
+    For group ``""``: means over the groups that have it of ``s_hat``, ``s_change``, ``auc`` and ``auc_mixed``, and
+    ``n_detected``, the number of groups detected by one of their two tests.
 
     Source: arXiv 2609.22337, Sec. V and Thms. 3-4. Planted effects, intervals and changes are additions: the closed
     forms are those of a probe that need not be trained, and call a null conclusive where a trained probe would have
@@ -256,14 +256,16 @@ class Detectability:
         """Means over groups, and the number of groups detected."""
         everything = GroupReadings(self.name, "", groups[0].layers[:1])
         for metric in ("s_hat", "s_change", "auc", "auc_mixed"):
-            values = [group.values.get(metric) for group in groups]
-            if metric == "auc_mixed" and all(value is None for value in values):
+            # A set without neutral texts has no mixture by design; a group whose mixture could not be read is missing.
+            read = [g for g in groups if metric != "auc_mixed" or len(self._designs[g.group].regimes) > 1]
+            if not read:
                 continue
-            missing = [group.group for group, value in zip(groups, values, strict=True) if value is None]
+            values = [group.values.get(metric) for group in read]
+            missing = [group.group for group, value in zip(read, values, strict=True) if value is None]
             if missing:
                 everything.add(metric, None, note=f"not read for {', '.join(missing)}")
             else:
-                everything.add(metric, sum(values) / len(values), note=f"mean of {len(values)} groups")
+                everything.add(metric, sum(values) / len(values), note=f"mean of {len(values)} of {len(groups)} groups")
         # A group is detected where one of its tests says so, corrected as they are for being many.
         words = [next((word for word in VERDICTS if word in group.verdicts.values()), None) for group in groups]
         unread = [group.group for group, word in zip(groups, words, strict=True) if word is None]

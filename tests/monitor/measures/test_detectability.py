@@ -215,6 +215,13 @@ def test_set_without_neutral_texts_is_read_on_its_pairs_alone():
     assert not any(metric.endswith("_mixed") or metric == "offset" for metric, _ in found)
 
 
+def test_means_are_over_the_groups_that_have_a_mixture():
+    sets = {"with": stimuli("with"), "without": stimuli("without", neutral=(), neutral_cells=())}
+    found = read(Detectability(sets), table(*sets.values(), separation=2.0))
+    assert found["auc_mixed", ""].value == pytest.approx(found["auc_mixed", "with"].value)
+    assert "1 of 2 groups" in found["auc_mixed", ""].note and "2 of 2 groups" in found["s_hat", ""].note
+
+
 def test_stereotypes_of_neutral_texts_are_read_by_the_probe_of_the_marked_ones():
     s = stimuli()
     s = stimuli(stereotypes=tuple(1 if int(c.split()[1].split("/")[0]) < 10 else 0 for c in s.neutral_cells))
