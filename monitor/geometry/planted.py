@@ -45,7 +45,9 @@ def planted_power(
     -------
     power : float in [0, 1]
 
-    Notes ----- A replicate is a null with an effect added. The null exchanges the members of every pair at random and
+    Notes
+    -----
+    A replicate is a null with an effect added. The null exchanges the members of every pair at random and
     permutes the neutral rows, which leaves no label in the features and everything else as it is. The effect moves
     marked rows by +-s v/2, v = Sigma^(1/2) u with u uniform on the unit sphere and Sigma the Ledoit-Wolf covariance of
     the null, so that v' Sigma^-1 v = 1. The power is that of a normal with the replicates' mean and standard deviation

@@ -42,7 +42,9 @@ def separation_change(
     SeparationChange
         For equal inputs the change is exactly 0 with the interval [0, 0].
 
-    Notes ----- Intervals: delete-a-group jackknife over cells, the same cells left out in both models, 20 groups. They
+    Notes
+    -----
+    Intervals: delete-a-group jackknife over cells, the same cells left out in both models, 20 groups. They
     speak of other cells like these. The lower end of a separation is cut at 0, where the estimate itself is cut, and
     near 0 the jackknife is rough.
     """
