@@ -20,11 +20,32 @@ def sphere(curvature, dimension, n=1000, width=20, noise=0.0, seed=1):
 def test_median_error_on_spheres_is_within_the_published_one(noise):
     errors, by_dimension = [], {}
     for dimension in (2, 3, 5):
-        found = [float(sagitta_curvature(sphere(k, dimension, noise=noise), dimension)) for k in CURVATURES]
+        spheres = [sphere(k, dimension, noise=noise) for k in CURVATURES]
+        found = [float(sagitta_curvature(points, dimension, against="tangent")) for points in spheres]
         by_dimension[dimension] = found
         errors += [abs(value / k - 1) for value, k in zip(found, CURVATURES, strict=True)]
     assert statistics.median(errors) <= 0.17, errors
     assert all(found == sorted(found) for found in by_dimension.values())
+
+
+def worst(against, dimension, noise=0.0, n_neighbours=None):
+    clouds = [sphere(k, dimension, noise=noise) for k in CURVATURES[::2]]
+    found = [float(sagitta_curvature(x, dimension, n_neighbours, against=against)) for x in clouds]
+    return max(abs(value / k - 1) for value, k in zip(found, CURVATURES[::2], strict=True))
+
+
+@pytest.mark.parametrize("dimension", [2, 3])
+def test_chords_fall_in_proportion_to_their_square_and_tangents_do_not(dimension):
+    # h = c²/(2R) has no higher terms: even a fifth of the sphere as neighbourhood is no bias.
+    assert worst("chord", dimension) < 0.03
+    assert worst("chord", dimension, n_neighbours=200) < 0.03
+    assert worst("tangent", dimension, n_neighbours=200) > 0.3
+
+
+def test_noise_hides_the_fall_of_near_neighbours_more_than_that_of_far_ones():
+    # At curvature 4 (R = 1/2) the nearest 20 of 1,000 fall by 0.02 at most, the nearest 250 by 0.25; the noise is 0.05.
+    assert worst("chord", 2, noise=0.05, n_neighbours=20) > 0.4
+    assert worst("chord", 2, noise=0.05, n_neighbours=250) < 0.2
 
 
 def test_flat_clouds_have_none_even_where_they_are_noisy():
@@ -53,6 +74,7 @@ def test_unchanged_by_rotation_and_shift_and_inverse_to_squared_scale():
         (torch.rand(50, 4), 0, {}, "dimension"),
         (torch.rand(5, 4), 2, {}, "n_neighbours"),
         (torch.rand(50, 4), 2, {"n_neighbours": 50}, "n_neighbours"),
+        (torch.rand(50, 4), 2, {"against": "arc"}, "against"),
     ],
 )
 def test_bad_input(points, dimension, options, message):
