@@ -1,9 +1,9 @@
 """Newton's method for many l2 logistic regressions that share their features: the solver behind `probes`.
 
 A probe of one layer is fitted T times (folds x seeds), each time on other rows and with other feature scales, but
-always on the same matrix. All T fits advance together, as columns of the same matrix products, and what a Newton system
-costs is kept down by a preconditioner that all of them share: a Nystroem approximation of the layer's Gram matrix. Few
-features are solved for the weights (primal), many for one coefficient a sample (dual); both reach the same optimum.
+always on the same matrix. All T fits advance together, as columns of the same matrix products, and each Newton system
+is solved by conjugate gradients. Few features are solved for the weights (primal), many for one coefficient a sample
+(dual); both reach the same optimum.
 
 The problem of column t, with rows i in its training set, features z_i (shared, centred, of unit variance over all rows)
 and relative scales r (this training set's standardisation against that of all rows):
@@ -18,28 +18,43 @@ intercept takes it up.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# Below this weight a sample no longer acts on the Hessian, and its square root would be divided by.
+from monitor.geometry.conjugate_gradients import columns, conjugate_gradients
+
+# Up to this many features a row the weights are solved for. Without its held-out rows a fit with d << n changes little.
+# With d near n every row has directions of its own, and the preconditioner must leave the held-out ones out, which is
+# easy in the dual.
+_PRIMAL_UP_TO = 0.25
+# Below this second derivative a sample no longer acts on the Hessian, and its square root would be divided by.
 _SMALLEST_WEIGHT = 1e-12
+# Newton steps: far more than it takes.
 _MAX_NEWTON = 50
-_MAX_CG = 200
-_MAX_HALVINGS = 30
-# Random vectors of the Gram matrix's approximation. At n = 680 more make conjugate gradients shorter than they cost.
-_RANK = 96
-# Relative residual at which conjugate gradients stop, in the preconditioner's norm; divided by ten whenever the step
-# found that way is no good, down to the second.
-_CG_TOLERANCE, _LEAST_CG_TOLERANCE = 0.1, 1e-4
-# Corrections of the first step, whose right-hand side is large; later steps correct one another.
-_REFINEMENTS = 3
-# Largest step in a score below which the preconditioner is kept.
+# Newton steps in float32, of the dual, before it goes on in float64 anyhow.
+_MAX_ROUGH = 10
+# Scores that are all below this count as 0: features that say nothing.
+_SMALLEST_SCORE = 1e-2
+# A start is good enough when no score moves by more than this in a Newton step.
+_START_TOLERANCE = 1.0
+# From here on Newton's method converges quadratically: the weights, and with them the preconditioner, hardly change any
+# more, and float64 is worth its time.
 _STILL = 0.5
-# Tolerance of the fit on all rows, which is only a start.
-_ROUGHLY = 1.0
-_NOT_CONVERGED = "the logistic probes did not converge; are the features finite and of a sensible scale?"
+# Error that conjugate gradients leave of a Newton step; the primal's, all in float64, are cheap.
+_CG_TOLERANCE, _PRIMAL_CG_TOLERANCE = 0.1, 0.01
+# Times that they are started for a step, each on what the last left in full precision, until the step promises a fall
+# of the objective that is no less than this share of what an exact one does.
+_MAX_REFINEMENTS, _ENOUGH_FALL = 8, 0.75
+# Random vectors of the Nystroem approximation, and the most directions that are kept of it.
+_SKETCH, _RANK, _SMALLEST_RANK = 128, 96, 16
+# A direction of the Gram matrix counts when its eigenvalue times the mean weight exceeds this; the identity has 1.
+_COUNTS = 2.0
+# Relative ridges that keep a Cholesky factorisation of a float32 product positive.
+_SKETCH_RIDGE, _CORE_RIDGE = 1e-4, 1e-5
+_MAX_HALVINGS = 30
 
 
 @dataclass(frozen=True)
@@ -66,273 +81,305 @@ class Problem:
     scale: Tensor
     C: float
 
+    def to(self, dtype: torch.dtype) -> Problem:
+        tensors = (self.features, self.positive, self.train, self.scale)
+        return Problem(*(tensor.to(dtype) for tensor in tensors), self.C)
 
-def solve(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor]:
+    def kernel(self, c: Tensor) -> Tensor:
+        """K c for coefficients [B, n, T], where column t has K = Z diag(r_t^2) Z'."""
+        return self.features @ (self.scale * (self.features.mT @ c))
+
+
+def solve(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
     """Weights and scores at the optimum.
 
     Parameters
     ----------
     problem : Problem
     tolerance : float
-        Newton's method stops when no training score would move by more than this in a full step. What is left then is
-        about a tenth of it, since steps are solved for to a tenth.
+        Newton's method stops after a step in which no training score moved by more than this (times the largest score
+        where that is below 1), and no held-out score f by more than this times max(1, |f|). Of such a step the linear
+        solver leaves a tenth, and the method itself, which converges quadratically, about its square: scores are off
+        by some tenth of the tolerance.
 
     Returns
     -------
     theta : Tensor [B, d, T]
     scores : Tensor [B, n, T]
         Decision values of all rows, held-out ones included.
+    converged : bool Tensor [B, T]
+        Which columns are at their optimum. The others have features whose correlations or outliers are beyond float32;
+        `solve_alone` is for them.
+    """
+    n, d = problem.features.shape[1:]
+    return _solve_primal(problem, tolerance) if d <= _PRIMAL_UP_TO * n else _solve_dual(problem, tolerance)
+
+
+def solve_alone(features: Tensor, positive: Tensor, C: float, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Weights [d] and intercept [] of one fit on all its rows [n, d], by dense factorisations: slower, and sure.
 
     Raises
     ------
     RuntimeError
         If it does not converge.
     """
-    n, d = problem.features.shape[1:]
-    # With d << n the Hessian of the fit on all rows preconditions every column's, held-out rows or not. With d near n
-    # or above every row has directions of its own, and the dual works on each column's own rows.
-    return _solve_primal(problem, tolerance) if 4 * d <= n else _solve_dual(problem, tolerance)
+    n, d = features.shape
+    # With more features than rows the weights lie in the space of the rows.
+    basis, small = torch.linalg.qr(features.mT) if d > n else (None, features.mT)
+    weights, _, converged = _fit_all_rows(_with_intercept(small.mT[None]), positive[:, None], C, tolerance)
+    if not bool(converged.all()):
+        raise RuntimeError("a logistic probe did not converge; are the features finite and of a sensible scale?")
+    weights, intercept = weights[0, :-1, 0], weights[0, -1, 0]
+    return weights if basis is None else basis @ weights, intercept
 
 
-def _solve_dual(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor]:
-    z, train = problem.features, problem.train
-    z_32 = z.float()
-    gram = z_32 @ z_32.mT
-    root_of_gram = _nystroem(gram)
-    nothing = z.new_zeros(*z.shape[:2], 1)
-    on_all_rows = Problem(
-        z, problem.positive, torch.ones_like(train[:, :1]), torch.ones_like(problem.scale[..., :1]), problem.C
+# --- dual: one coefficient a sample -----------------------------------------------------------------------------------
+
+
+def _solve_dual(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    z, T = problem.features, problem.train.shape[1]
+    rough = problem.to(torch.float32)
+    gram = rough.features @ rough.features.mT
+    basis, coefficients = _nystroem(gram)
+    # Every column starts from the fit on all rows in the leading directions, as a combination of rows that its
+    # held-out ones still take part in.
+    weights, scores, _ = _fit_all_rows(
+        _with_intercept(basis.double()), problem.positive[:, None], problem.C, _START_TOLERANCE
     )
-    c, b, _ = _dual_newton(on_all_rows, gram, root_of_gram, nothing, nothing[:, :1], True, _ROUGHLY)
-    # Every column starts from the fit on all rows, as a combination that its held-out rows still take part in.
-    T = train.shape[1]
-    c, _, scores = _dual_newton(problem, gram, root_of_gram, c.expand(-1, -1, T), b.expand(-1, -1, T), False, tolerance)
-    return problem.scale * (z.mT @ c), scores
+    c = coefficients @ weights[:, :-1].float()
+    c = (c - c.mean(-2, keepdim=True)).expand(-1, -1, T)  # Z'1 = 0: the same fit, with the sum that the dual asks for
+    b = weights[:, -1:].float().expand(-1, -1, T)
+    basis = basis[..., : _rank(basis, _curvature(scores, problem.C))].contiguous()
+    c, b, _, _ = _dual_newton(rough, gram, basis, c, b, _STILL, _MAX_ROUGH)
+    c, b, scores, converged = _dual_newton(problem, gram, basis, c.double(), b.double(), tolerance, _MAX_NEWTON)
+    return problem.scale * (z.mT @ c), scores, converged
 
 
-def _dual_newton(
-    problem: Problem, gram: Tensor, root_of_gram: Tensor, c: Tensor, b: Tensor, inside: bool, tolerance: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients c [B, n, T], intercepts b [B, 1, T] and scores [B, n, T] at the optimum.
+def _nystroem(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """F, E [B, n, r] with F F' near K [B, n, n] and F = K E; columns of F are orthogonal, by falling length.
 
-    `inside` says whether c is zero on held-out rows. Where it is not, the first full step makes it so.
+    From one product with random vectors (Halko et al., arXiv 0909.4061, Sec. 5.5). The approximation steers the speed
+    only, never the optimum; its vectors are fixed all the same, so that runs are equal.
     """
-    z, y, train, C = problem.features, problem.positive[:, None], problem.train, problem.C
-    n_train = train.sum(0)
-
-    def kernel(c: Tensor) -> Tensor:
-        return z @ (problem.scale * (z.mT @ c))
-
-    def near_kernel(v: Tensor) -> Tensor:
-        """Product with K in float32; with the Gram matrix of all columns in its place while that converges fast."""
-        return z_32 @ (scale_32 * (z_32.mT @ v)) if exact else gram @ v
-
-    z_32, scale_32 = z.float(), problem.scale.float()
-    exact = False
-    cg_tolerance = _CG_TOLERANCE
-    previous = math.inf
-    kc = kernel(c)
-    # One buffer for the largest intermediate: asking for fresh memory each time takes longer than filling it.
-    work = gram.new_empty(len(gram), train.shape[1], *root_of_gram.shape[1:])
-    moving = True
-    for _ in range(_MAX_NEWTON):
-        scores = kc + b
-        root = _weights(scores, C).sqrt() * train
-        root_32 = root.float()
-        if moving:
-            precondition = _inverse_of_approximation(root_of_gram, root_32, work)
-        wanted = C * (y - torch.sigmoid(scores)) * train
-        new, k_new, b_new = c, kc, b
-        if not inside:
-            new = train * (c - _sum(train * c) / n_train)
-            k_new = kernel(new)
-        for _ in range(1 if inside else _REFINEMENTS):
-            # Newton's new c solves W^-1 c + K c + b = W^-1 wanted + scores with sum of c = 0. The correction is
-            # solved for in e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to
-            # W^1/2 1. It is solved roughly and in float32: that takes away most of the error, and the next residual,
-            # in float64, sees the rest.
-            right = (wanted - new) / root.clamp_min(_SMALLEST_WEIGHT**0.5) + root * (scores - k_new - b_new)
-            e, b_step = _conjugate_gradients(
-                lambda e, root=root_32: e + root * near_kernel(root * e),
-                right.float(),
-                precondition,
-                cg_tolerance,
-                root_32,
-            )
-            correction = (root_32 * e).double() * train
-            correction = correction - train * _sum(correction) / n_train  # in float32 the sum is 0 only to rounding
-            new, k_new, b_new = new + correction, k_new + kernel(correction), b_new + b_step.double()
-        step, k_step, b_step = new - c, k_new - kc, b_new - b
-        moved = k_step + b_step
-        quadratic = [_columns(c, kc), _columns(c, k_step), _columns(step, k_step)]
-        t = _step_length(quadratic, scores, moved, y, train, C)
-        c, kc, b = c + t * step, kc + t * k_step, b + t * b_step
-        inside = inside or bool((t == 1).all())
-        largest = (moved * train).abs().amax()  # the full step: a column that backtracks is not done
-        if inside and bool(largest <= tolerance):
-            return c, b, kc + b
-        # Few samples, or features with outliers: standardisations differ too much for one Gram matrix to serve all
-        # columns.
-        exact = exact or not inside or bool(largest > previous / 3)
-        # The preconditioner's norm hardly sees an error along the first directions of K; the objective does.
-        if bool((t < 1).any()):
-            cg_tolerance = max(cg_tolerance / 10, _LEAST_CG_TOLERANCE)
-        previous = largest
-        moving = bool(largest > _STILL)  # else the weights, and with them the preconditioner, hardly change any more
-    raise RuntimeError(_NOT_CONVERGED)
-
-
-def _nystroem(gram: Tensor) -> Tensor:
-    """F [B, n, r] with F F' near K [B, n, n], by a product with r random vectors (Halko et al., arXiv 0909.4061)."""
     n = gram.shape[-1]
-    rank = min(_RANK, n)
-    # The approximation steers the speed only, never the optimum; fixed all the same, so that runs are equal.
-    vectors = torch.randn(n, rank, generator=torch.Generator().manual_seed(0)).to(gram)
+    vectors = torch.randn(n, min(_SKETCH, n), generator=torch.Generator().manual_seed(0)).to(gram)
     sketch = gram @ vectors
     core = (vectors.mT @ sketch).double()
     core = (core + core.mT) / 2
-    core.diagonal(dim1=-2, dim2=-1).add_(1e-5 * core.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True))
+    diagonal = core.diagonal(dim1=-2, dim2=-1)
+    diagonal.add_(_SKETCH_RIDGE * diagonal.mean(-1, keepdim=True) + torch.finfo(torch.float32).tiny)
     factor = torch.linalg.cholesky(core).to(gram)
-    return torch.linalg.solve_triangular(factor, sketch.mT, upper=False).mT
+    basis = torch.linalg.solve_triangular(factor, sketch.mT, upper=False).mT
+    coefficients = torch.linalg.solve_triangular(factor, vectors.mT.expand(len(gram), -1, -1), upper=False).mT
+    _, rotation = torch.linalg.eigh(basis.mT @ basis)
+    rotation = rotation[..., -_RANK:].flip(-1)
+    return basis @ rotation, coefficients @ rotation
 
 
-def _inverse_of_approximation(root_of_gram: Tensor, root: Tensor, work: Tensor):
-    """v -> (I + W^1/2 F F' W^1/2)^-1 v for every column of root = W^1/2 [B, n, T], by the r x r inverse of Woodbury."""
-    weighted = torch.mul(root.mT[..., None], root_of_gram[:, None], out=work)  # [B, T, n, r]
-    core = weighted.mT @ weighted
-    core.diagonal(dim1=-2, dim2=-1).add_(1)
+def _rank(basis: Tensor, weights: Tensor) -> int:
+    """Directions worth a place in the preconditioner, of the layer that has most of them."""
+    counts = columns(basis, basis) * weights.mean(-2, keepdim=True) > _COUNTS
+    return max(int(counts.sum(-1).max()), min(_SMALLEST_RANK, basis.shape[-1]))
+
+
+def _dual_newton(
+    problem: Problem, gram: Tensor, basis: Tensor, c: Tensor, b: Tensor, tolerance: float, max_steps: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Coefficients c [B, n, T], intercepts b [B, 1, T] and scores [B, n, T] when a step changes them by `tolerance` at
+    most, or when it does not get there; and which columns did [B, T]."""
+    y, train, C = problem.positive[:, None], problem.train, problem.C
+    n_train = train.sum(0)
+    inside = not bool((c * (1 - train)).any())  # else the first full step drops the held-out rows
+
+    def kernel_of_step(v: Tensor) -> Tensor:
+        """Product with K; with the Gram matrix of all columns in its place, in float32, while that converges fast."""
+        return problem.kernel(v.to(c)).to(v) if exact else gram @ v
+
+    exact = False
+    previous = math.inf
+    kc = problem.kernel(c)
+    rest = (gram.diagonal(dim1=-2, dim2=-1) - basis.square().sum(-1)).clamp_min(0)[..., None]
+    # One buffer for the largest intermediate: asking for fresh memory each time takes longer than filling it.
+    work = gram.new_empty(len(gram), train.shape[1], *basis.shape[1:])
+    moving = True
+    for _ in range(max_steps):
+        scores = kc + b
+        p = torch.sigmoid(scores)
+        root = _curvature(scores, C, p).sqrt() * train
+        wanted = C * (y - p) * train
+        root_32 = root.float()
+        if moving:
+            precondition = _inverse_of_approximation(basis, rest, root_32, work)
+        new, k_new, b_new = c, kc, b
+        if not inside:
+            new = train * (c - _sum(train * c) / n_train)
+            k_new = problem.kernel(new)
+        for refinement in range(_MAX_REFINEMENTS):
+            # Newton's new c solves W^-1 c + K c + b = W^-1 wanted + scores with sum of c = 0. The correction is solved
+            # for in e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to W^1/2 1. It
+            # is solved roughly and in float32: that takes away most of the error, and the next residual sees the rest.
+            right = (wanted - new) / root.clamp_min(_SMALLEST_WEIGHT**0.5) + root * (scores - k_new - b_new)
+            e, b_step = conjugate_gradients(
+                lambda e, root=root_32: torch.addcmul(e, root, kernel_of_step(root * e)),
+                right.float(), precondition, _CG_TOLERANCE, root_32,
+            )  # fmt: skip
+            correction = (root_32 * e).to(c)
+            correction = correction - train * (_sum(correction) / n_train)  # in float32 the sum is 0 only to rounding
+            new, k_new, b_new = new + correction, k_new + problem.kernel(correction), b_new + b_step.to(c)
+            step, k_step = new - c, k_new - kc
+            moved = k_step + b_new - b
+            change = _change(moved, scores, train)
+            penalty = [columns(c, kc), columns(c, k_step), columns(step, k_step)]
+            # At the solution fall = bend. The dual's error says little about the primal's, but where the fall is less
+            # than half the bend the quadratic model itself would rise.
+            fall = columns(wanted, moved) - penalty[1]
+            bend = penalty[2] + columns(root * moved, root * moved)
+            if bool(((fall > _ENOUGH_FALL * bend) | (change <= tolerance)).all()):
+                break
+            # Few samples, or features with outliers: standardisations differ too much for one Gram matrix to serve all.
+            exact = exact or refinement > 1
+        t = _step_length(penalty, scores, moved, y, train, C)
+        c, kc, b = c + t * step, kc + t * k_step, b + t * (b_new - b)
+        inside = inside or bool((t == 1).all())
+        done = (change <= tolerance)[:, 0] & inside  # the full step: a column that backtracks is not done
+        if bool(done.all()) or bool((t == 0).any()):
+            break
+        largest = float(change.amax())
+        moving = largest > _STILL
+        exact = exact or (not moving and largest > previous / 3)
+        previous = largest
+    return c, b, kc + b, done
+
+
+def _inverse_of_approximation(basis: Tensor, rest: Tensor, root: Tensor, work: Tensor) -> Callable[[Tensor], Tensor]:
+    """v -> (I + W^1/2 (F F' + R) W^1/2)^-1 v for every column of root = W^1/2 [B, n, T], by Woodbury's r x r inverse.
+
+    R = diag(rest), with rest [B, n, 1], is what F F' leaves of the Gram matrix's diagonal.
+    """
+    inner_weight = 1 / (1 + root.square() * rest)
+    scaled = root * inner_weight
+    weighted = torch.mul((root * scaled).mT[..., None], basis[:, None], out=work)  # [B, T, n, r]
+    core = basis.mT[:, None] @ weighted
+    core.diagonal(dim1=-2, dim2=-1).mul_(1 + _CORE_RIDGE).add_(1)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(core))
 
     def apply(v: Tensor) -> Tensor:
-        inner = (root_of_gram.mT @ (root * v)).mT[..., None]  # [B, T, r, 1]
-        return v - root * (root_of_gram @ (inverse @ inner)[..., 0].mT)
+        inner = (basis.mT @ (scaled * v)).mT[..., None]  # [B, T, r, 1]
+        return torch.addcmul(inner_weight * v, scaled, basis @ (inverse @ inner)[..., 0].mT, value=-1)
 
     return apply
 
 
-def _solve_primal(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor]:
-    B, n, d = problem.features.shape
+# --- primal: one weight a feature -------------------------------------------------------------------------------------
+
+
+def _solve_primal(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
     y, train, C = problem.positive[:, None], problem.train, problem.C
-    T = train.shape[1]
-    z = torch.cat([problem.features, problem.features.new_ones(B, n, 1)], dim=-1)  # the last weight is the intercept
-    penalty = torch.cat([1 / problem.scale, problem.scale.new_zeros(B, 1, T)], dim=1)
-    of_all = torch.cat([z.new_ones(d), z.new_zeros(1)])[:, None]
+    z = _with_intercept(problem.features)
+    penalty = torch.cat([1 / problem.scale, torch.zeros_like(problem.scale[:, :1])], dim=1)
+    theta, scores, _ = _fit_all_rows(z, y, C, _START_TOLERANCE)
+    inverse = torch.cholesky_inverse(_factor(z, scores, C, float(train.mean())))
 
-    def factor(scores: Tensor, share: float) -> Tensor:
-        hessian = share * z.mT @ (_weights(scores, C) * z)
-        hessian.diagonal(dim1=-2, dim2=-1).add_(of_all[:, 0])
-        return torch.linalg.cholesky(hessian)
-
-    def newton(theta: Tensor, scores: Tensor, rows: Tensor, penalty: Tensor, solve, tolerance: float):
-        for _ in range(_MAX_NEWTON):
-            gradient = z.mT @ (C * (y - torch.sigmoid(scores)) * rows) - penalty * theta
-            step = solve(gradient, scores)
-            moved = z @ step
-            quadratic = [_columns(a, penalty * b) for a, b in ((theta, theta), (theta, step), (step, step))]
-            t = _step_length(quadratic, scores, moved, y, rows, C)
-            theta, scores = theta + t * step, scores + t * moved
-            if bool((moved * rows).abs().amax() <= tolerance):
-                return theta, scores
-        raise RuntimeError(_NOT_CONVERGED)
-
-    theta, scores = newton(
-        z.new_zeros(B, d + 1, 1), z.new_zeros(B, n, 1), torch.ones_like(y), of_all,
-        lambda gradient, scores: torch.cholesky_solve(gradient, factor(scores, 1.0)), _ROUGHLY,
-    )  # fmt: skip
-    inverse = torch.cholesky_inverse(factor(scores, float(train.mean())))
-
-    def by_gradients(gradient: Tensor, scores: Tensor) -> Tensor:
-        weights = _weights(scores, C) * train
-        return _conjugate_gradients(
-            lambda v: penalty * v + z.mT @ (weights * (z @ v)), gradient, lambda v: inverse @ v, _CG_TOLERANCE
+    def direction(gradient: Tensor, scores: Tensor) -> Tensor:
+        weights = _curvature(scores, C) * train
+        return conjugate_gradients(
+            lambda v: penalty * v + z.mT @ (weights * (z @ v)), gradient, lambda v: inverse @ v, _PRIMAL_CG_TOLERANCE
         )[0]
 
-    theta, scores = newton(theta.expand(-1, -1, T), scores.expand(-1, -1, T), train, penalty, by_gradients, tolerance)
-    return theta[:, :d], scores
+    T = train.shape[1]
+    theta, scores, converged = _primal_newton(
+        z, y, train, penalty, C, theta.expand(-1, -1, T), scores.expand(-1, -1, T), direction, tolerance
+    )
+    return theta[:, :-1], scores, converged
 
 
-def _weights(scores: Tensor, C: float) -> Tensor:
-    """Second derivative of C log(1 + exp(-y f)) in f, which does not depend on y."""
-    p = torch.sigmoid(scores)
+def _fit_all_rows(z: Tensor, y: Tensor, C: float, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [B, d, 1] and scores [B, n, 1] of features [B, n, d], the last of them the intercept; dense."""
+    penalty = z.new_ones(z.shape[-1], 1)
+    penalty[-1] = 0
+    nothing = z.new_zeros(len(z), z.shape[-1], 1)
+    return _primal_newton(
+        z, y, torch.ones_like(y), penalty, C, nothing, z @ nothing,
+        lambda gradient, scores: torch.cholesky_solve(gradient, _factor(z, scores, C)), tolerance,
+    )  # fmt: skip
+
+
+def _primal_newton(
+    z: Tensor,
+    y: Tensor,
+    rows: Tensor,
+    penalty: Tensor,
+    C: float,
+    theta: Tensor,
+    scores: Tensor,
+    direction: Callable[[Tensor, Tensor], Tensor],
+    tolerance: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Newton's method from theta [B, d, T], scores [B, n, T]; `direction` maps (-gradient, scores) to the step."""
+    for _ in range(_MAX_NEWTON):
+        step = direction(z.mT @ (C * (y - torch.sigmoid(scores)) * rows) - penalty * theta, scores)
+        moved = z @ step
+        quadratic = [columns(a, penalty * b) for a, b in ((theta, theta), (theta, step), (step, step))]
+        t = _step_length(quadratic, scores, moved, y, rows, C)
+        theta, scores = theta + t * step, scores + t * moved
+        done = (_change(moved, scores, rows) <= tolerance)[:, 0]
+        if bool(done.all()) or bool((t == 0).any()):
+            break
+    return theta, scores, done
+
+
+def _factor(z: Tensor, scores: Tensor, C: float, share: float = 1.0) -> Tensor:
+    """Cholesky factor of the Hessian of the fit on all rows, with its data part multiplied by `share`."""
+    hessian = share * z.mT @ (_curvature(scores, C) * z)
+    hessian.diagonal(dim1=-2, dim2=-1)[..., :-1].add_(1)
+    return torch.linalg.cholesky(hessian)
+
+
+def _with_intercept(z: Tensor) -> Tensor:
+    return torch.cat([z, torch.ones_like(z[..., :1])], dim=-1)
+
+
+# --- the objective ----------------------------------------------------------------------------------------------------
+
+
+def _curvature(scores: Tensor, C: float, p: Tensor | None = None) -> Tensor:
+    """Second derivative of C log(1 + exp(-y f)) in f, which does not depend on y; p = sigmoid(f) if known."""
+    p = torch.sigmoid(scores) if p is None else p
     return (C * p * (1 - p)).clamp_min(_SMALLEST_WEIGHT)
 
 
-def _conjugate_gradients(
-    matrix, right: Tensor, precondition, tolerance: float, orthogonal: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Solve A x + v m = right, v'x = 0 for every column of [B, m, T], all columns in step.
+def _change(moved: Tensor, scores: Tensor, rows: Tensor) -> Tensor:
+    """Largest change of a column's scores f, [B, 1, T], relative to the largest |f| if below 1.
 
-    `orthogonal` is v; without it the system is A x = right. Returns x and the multipliers m [B, 1, T]. The
-    preconditioner is projected, so that every iterate keeps v'x = 0.
+    Held-out rows take part, relative to max(1, |f|): an outlier among them asks more of the weights than training does.
     """
-    if orthogonal is not None:
-        q = precondition(orthogonal)
-        vq = _columns(orthogonal, q)
-
-    def project(r: Tensor) -> tuple[Tensor, Tensor]:
-        u = precondition(r)
-        if orthogonal is None:
-            return u, torch.zeros_like(u[..., :1, :])
-        m = _ratio(_columns(orthogonal, u), vq)
-        return u - q * m, m
-
-    x = torch.zeros_like(right)
-    r = right
-    z, multiplier = project(r)
-    p = z
-    rz = _columns(r, z)
-    enough = rz * tolerance**2  # in the preconditioner's norm, where the matrix is near the identity
-    for _ in range(_MAX_CG):
-        # A column that is solved rests: its residual would shrink into denormal numbers, which are slow.
-        active = rz > enough
-        if not bool(active.any()):
-            break
-        ap = matrix(p)
-        alpha = torch.where(active, _ratio(rz, _columns(p, ap)), 0.0)
-        x = x + alpha * p
-        r = r - alpha * ap
-        z, m = project(r)
-        multiplier = torch.where(active, m, multiplier)
-        previous, rz = rz, torch.where(active, _columns(r, z), rz)
-        p = torch.where(active, z + _ratio(rz, previous) * p, 0.0)
-    return x, multiplier
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 for a column that is solved already."""
-    return torch.where(b > 0, a / b.clamp_min(torch.finfo(b.dtype).tiny), 0.0)
-
-
-def _sum(a: Tensor) -> Tensor:
-    return a.sum(-2, keepdim=True)
-
-
-def _columns(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each column: [B, m, T] x [B, m, T] -> [B, 1, T]."""
-    return (a * b).sum(-2, keepdim=True)
-
-
-def _objective(penalty: Tensor, scores: Tensor, y: Tensor, rows: Tensor, C: float) -> Tensor:
-    loss = torch.nn.functional.softplus((1 - 2 * y) * scores) * rows
-    return 0.5 * penalty + C * loss.sum(-2, keepdim=True)
+    size = scores.abs()
+    least = (size * rows).amax(-2, keepdim=True).clamp(_SMALLEST_SCORE, 1.0)
+    return (moved.abs() / torch.maximum(size * (1 - rows), least)).amax(-2, keepdim=True)
 
 
 def _step_length(quadratic: list[Tensor], scores: Tensor, moved: Tensor, y: Tensor, rows: Tensor, C: float) -> Tensor:
-    """Largest of 1, 1/2, 1/4, ... at which no column's objective rises, [B, 1, T].
+    """Largest of 1, 1/2, 1/4, ... at which a column's objective does not rise, [B, 1, T].
 
     `quadratic` holds the penalty's products old-old, old-step, step-step.
     """
+    old, mixed, new = quadratic
+    sign = 1 - 2 * y
 
     def objective(t: Tensor) -> Tensor:
-        penalty = quadratic[0] + 2 * t * quadratic[1] + t * t * quadratic[2]
-        return _objective(penalty, scores + t * moved, y, rows, C)
+        loss = torch.nn.functional.softplus(sign * torch.addcmul(scores, t, moved)) * rows
+        return 0.5 * (old + 2 * t * mixed + t * t * new) + C * _sum(loss)
 
-    t = torch.ones_like(quadratic[0])
+    t = torch.ones_like(old)
     before = objective(torch.zeros_like(t))
-    slack = 1e-12 * before.abs() + 1e-12  # at the optimum the objective only rounds
+    slack = 8 * torch.finfo(t.dtype).eps * before.abs()  # at the optimum the objective only rounds
     for _ in range(_MAX_HALVINGS):
         worse = ~(objective(t) <= before + slack)
         if not bool(worse.any()):
             return t
         t = torch.where(worse, t / 2, t)
     return torch.where(worse, 0.0, t)
+
+
+def _sum(a: Tensor) -> Tensor:
+    return a.sum(-2, keepdim=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,12 @@ import torch
 from sklearn.model_selection import GroupKFold, KFold
 from torch import Tensor
 
-from monitor.geometry.probe_newton import Problem, solve
+from monitor.geometry.probe_newton import Problem, solve, solve_alone
 
-# No training score moves by more in the last Newton step; the next would move it by a tenth of that or less.
-_TOLERANCE = 1e-2
+# No training score moves by more in the last Newton step; what is left is about a tenth of it, often far less.
+_TOLERANCE = 0.03
+# A fit shares nothing with the others where a feature's variance over all rows is so many times that in training.
+_ALIKE = 1e4
 # Numbers in the largest intermediate of a chunk of layers: it should stay near the cache of a CPU, and fill a GPU.
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 
@@ -37,12 +40,15 @@ def grouped_folds(groups: Tensor, *, n_folds: int = 5, n_seeds: int = 5, seed: i
     Raises
     ------
     ValueError
-        For fewer groups than folds.
+        For groups that are not integers [n], fewer groups than folds, fewer than 2 folds, no seed.
 
     Notes
     -----
     scikit-learn's ``GroupKFold(n_folds, shuffle=True, random_state=seed + k)``.
     """
+    _check_counts(n_folds, n_seeds)
+    if groups.ndim != 1 or groups.is_floating_point():
+        raise ValueError(f"`groups` must be integers [n], got {groups.dtype} {tuple(groups.shape)}.")
     labels = groups.cpu().numpy()
     n_groups = len(np.unique(labels))
     if n_groups < n_folds:
@@ -56,10 +62,18 @@ def grouped_folds(groups: Tensor, *, n_folds: int = 5, n_seeds: int = 5, seed: i
 
 def random_folds(n: int, *, n_folds: int = 5, n_seeds: int = 5, seed: int = 0) -> Tensor:
     """Fold of each sample without regard to groups, to measure what grouping prevents; as `grouped_folds`."""
+    _check_counts(n_folds, n_seeds)
     if n < n_folds:
         raise ValueError(f"`n` must be at least `n_folds`, got {n} samples for {n_folds} folds.")
     splitters = (KFold(n_folds, shuffle=True, random_state=seed + k) for k in range(n_seeds))
     return _fold_ids([s.split(np.zeros(n)) for s in splitters], n)
+
+
+def _check_counts(n_folds: int, n_seeds: int) -> None:
+    if n_folds < 2:
+        raise ValueError(f"`n_folds` must be at least 2, one to train on and one to hold out, got {n_folds}.")
+    if n_seeds < 1:
+        raise ValueError(f"`n_seeds` must be at least 1, got {n_seeds}.")
 
 
 def _fold_ids(splits, n: int) -> Tensor:
@@ -99,8 +113,9 @@ def logistic_probes(features: Tensor, labels: Tensor, folds: Tensor, *, C: float
     Notes
     -----
     The optimum of 1/2 |w|^2 + C sum_i log(1 + exp(-y_i (w'x_i + b))) on features standardised in the training folds
-    (arXiv 2609.22337, Sec. V-D: scikit-learn's ``LogisticRegression(C=1)`` after ``StandardScaler``), to about 1e-3 in
-    a score. scikit-learn's default tolerance stops 0.1 to 1 away from it. See `monitor.geometry.probe_newton` for how.
+    (arXiv 2609.22337, Sec. V-D: scikit-learn's ``LogisticRegression(C=1)`` after ``StandardScaler``), to about 1e-3 of
+    the largest score. scikit-learn's default tolerance stops 0.1 to 1 away from it. See `monitor.geometry.probe_newton`
+    for how.
     """
     layered = features if features.ndim == 3 else features[:, None]
     _check(features, labels, folds, C)
@@ -112,15 +127,20 @@ def logistic_probes(features: Tensor, labels: Tensor, folds: Tensor, *, C: float
     # Column s * n_folds + f trains on everything outside fold f of seed s.
     train = (folds[:, None] != torch.arange(n_folds, device=device)[:, None]).flatten(0, 1).T.to(torch.float64)
     _check_classes(positive, train, n_folds)
-    column = (
-        torch.arange(len(folds), device=device)[:, None] * n_folds + folds
-    )  # [S, n]: the one that held a sample out
+    # [S, n]: the column that held a sample out.
+    column = torch.arange(len(folds), device=device)[:, None] * n_folds + folds
     chunk = _layers_at_once(layered)
     scores = torch.empty(len(folds), n_layers, n, dtype=torch.float64, device=device)
     for first in range(0, n_layers, chunk):
         z, scale, _, _ = _standardised(layered[:, first : first + chunk].transpose(0, 1), train)
-        _, of_all = solve(Problem(z, positive, train, scale, float(C)), _TOLERANCE)
+        alike = scale.amax(1) <= _ALIKE  # [B, T]
+        scale = torch.where(alike[:, None], scale, 1.0)
+        _, of_all, converged = solve(Problem(z, positive, train, scale, float(C)), _TOLERANCE)
         scores[:, first : first + chunk] = of_all.gather(2, column.T.expand(len(z), -1, -1)).permute(2, 0, 1)
+        for i, t in (~(alike & converged)).nonzero().tolist():
+            x, kept = layered[:, first + i].to(torch.float64), train[:, t] == 1
+            weight, bias = _fit_alone(x[kept], positive[kept], C)
+            scores[t // n_folds, first + i, ~kept] = x[~kept] @ weight + bias
     return scores if features.ndim == 3 else scores[:, 0]
 
 
@@ -163,30 +183,51 @@ def fit_probe(features: Tensor, labels: Tensor, *, C: float = 1.0) -> LinearProb
     weights, biases = [], []
     for first in range(0, features.shape[1], chunk):
         z, scale, mean, std = _standardised(features[:, first : first + chunk].transpose(0, 1), everything)
-        theta, scores = solve(Problem(z, positive, everything, scale, float(C)), _TOLERANCE)
+        theta, scores, converged = solve(Problem(z, positive, everything, scale, float(C)), _TOLERANCE)
         weight = theta[:, :, 0] / std[:, 0]
-        weights.append(weight)
         # The intercept on raw features, from any row: its score less w'x.
-        biases.append((scores[:, :, 0] - (z @ theta)[:, :, 0]).mean(1) - (weight * mean[:, 0]).sum(1))
+        bias = (scores[:, :, 0] - (z @ theta)[:, :, 0]).mean(1) - (weight * mean[:, 0]).sum(1)
+        for i in (~converged[:, 0]).nonzero().flatten().tolist():
+            weight[i], bias[i] = _fit_alone(features[:, first + i].to(torch.float64), positive, C)
+        weights.append(weight)
+        biases.append(bias)
     return LinearProbe(torch.cat(weights), torch.cat(biases))
+
+
+def _fit_alone(x: Tensor, positive: Tensor, C: float) -> tuple[Tensor, Tensor]:
+    """Weights [d] and intercept [] on raw features [n, d] of the fit on all their rows."""
+    z, _, mean, std = _standardised(x[None], torch.ones_like(positive)[:, None])
+    weight, intercept = solve_alone(z[0], positive, float(C), _TOLERANCE)
+    weight = weight / std[0, 0]
+    return weight, intercept - weight @ mean[0, 0]
 
 
 def _standardised(x: Tensor, train: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features [B, n, d] centred and scaled over all rows; r^2 [B, d, T] against the scale over each training set."""
-    z = x.to(torch.float64)
+    z = x.to(torch.float64, copy=True)
     mean = z.mean(1, keepdim=True)
-    z = z - mean
-    std = z.square().mean(1, keepdim=True).sqrt()
+    z -= mean
+    square = z.square()
+    std = square.mean(1, keepdim=True).sqrt()
     # What is left of a constant feature after centring is rounding; scikit-learn leaves it unscaled as well.
     std = torch.where(std <= 1e-12 * mean.abs(), 1.0, std)
     std = torch.where(std == 0, 1.0, std)
-    z = z / std
     count = train.sum(0)
-    first = z.mT @ train / count
-    variance = z.square().mT @ train / count - first.square()
-    # A feature that varies only in the held-out rows: constant in training, so left unscaled, and never given weight.
-    scale = torch.where(variance <= 1e-12, std.mT.square(), 1 / variance.clamp_min(1e-300))
+    variance = (square.mT @ train / count - (z.mT @ train / count).square()) / std.mT.square()
+    z /= std
+    for t in (variance * _ALIKE < 1).any(dim=0).any(dim=0).nonzero().flatten().tolist():
+        variance[..., t] = _variance_in(z[:, train[:, t] == 1], mean / std)
+    scale = 1 / variance
     return z, scale, mean, std
+
+
+def _variance_in(z: Tensor, offset: Tensor) -> Tensor:
+    """Variance [B, d] of rows [B, n, d] by two passes; 1 for a feature that is constant in them."""
+    mean = z.mean(1, keepdim=True)
+    variance = (z - mean).square().mean(1)
+    # A constant takes no weight from the intercept, which is free, however it is scaled.
+    rounding = 1e-12 * (mean + offset).abs()[:, 0]
+    return torch.where(variance.sqrt() <= rounding, 1.0, torch.where(variance == 0, 1.0, variance))
 
 
 def _layers_at_once(features: Tensor) -> int:
@@ -207,9 +248,11 @@ def _check(features: Tensor, labels: Tensor, folds: Tensor | None, C: float) -> 
         raise ValueError("`labels` must be 0 and 1 only.")
     if folds is not None and (folds.ndim != 2 or folds.shape[1] != len(features)):
         raise ValueError(f"`folds` must have the shape [S, {len(features)}], got {tuple(folds.shape)}.")
-    if not C > 0:
-        raise ValueError(f"`C` must be positive, got {C}.")
-    if not bool(torch.isfinite(features).all()):
+    if folds is not None and (folds.dtype != torch.long or bool((folds < 0).any())):
+        raise ValueError(f"`folds` must be a LongTensor of folds 0, 1, ...; got {folds.dtype}, least {folds.min()}.")
+    if not 0 < C < math.inf:
+        raise ValueError(f"`C` must be positive and finite, got {C}.")
+    if not bool(torch.isfinite(torch.stack(features.aminmax())).all()):
         raise ValueError("`features` must be finite; some are inf or nan.")
 
 

@@ -1,0 +1,85 @@
+"""Conjugate gradients on many systems at once, each a column, with a preconditioner and an optional constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# A system that needs more iterations than this is left as solved as it is.
+_MAX_ITERATIONS = 200
+
+
+def conjugate_gradients(
+    matrix: Callable[[Tensor], Tensor],
+    right: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    tolerance: float,
+    normal: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Solve A x + m v = right with v'x = 0, or A x = right.
+
+    Parameters
+    ----------
+    matrix : callable
+        v -> A v for columns v [B, k, T]; symmetric and positive definite, another matrix for each column.
+    right : Tensor [B, k, T]
+    precondition : callable
+        v -> P v, symmetric and positive definite, near the inverse of A.
+    tolerance : float
+        A column is done when its residual r, in the norm (r'P r)^1/2, is this share of what it was at x = 0.
+    normal : Tensor [B, k, T], optional
+        v, for every column another; without it there is no constraint.
+
+    Returns
+    -------
+    x : Tensor [B, k, T]
+    multiplier : Tensor [B, 1, T]
+        m; 0 without a constraint.
+
+    Notes
+    -----
+    The constraint is kept by projecting the preconditioner, P - P v v'P / v'P v, so that every iterate has v'x = 0.
+    """
+    if normal is not None:
+        across = precondition(normal)
+        length = columns(normal, across)
+
+    def project(r: Tensor) -> tuple[Tensor, Tensor]:
+        z = precondition(r)
+        if normal is None:
+            return z, torch.zeros_like(z[..., :1, :])
+        m = _ratio(columns(normal, z), length)
+        return torch.addcmul(z, across, m, value=-1), m
+
+    x = torch.zeros_like(right)
+    r = right
+    p, multiplier = project(r)
+    size = columns(r, p)
+    enough = size * tolerance**2
+    # A column that is done rests: its residual would shrink into denormal numbers, which are slow.
+    active = size > enough
+    for _ in range(_MAX_ITERATIONS):
+        if not bool(active.any()):
+            break
+        ap = matrix(p)
+        alpha = torch.where(active, _ratio(size, columns(p, ap)), 0.0)
+        x = torch.addcmul(x, alpha, p)
+        r = torch.addcmul(r, alpha, ap, value=-1)
+        z, m = project(r)
+        multiplier = torch.where(active, m, multiplier)
+        previous, size = size, columns(r, z)
+        active = active & (size > enough)
+        p = torch.addcmul(z, _ratio(size, previous), p)
+    return x, multiplier
+
+
+def columns(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each column: [B, k, T] x [B, k, T] -> [B, 1, T]."""
+    return (a * b).sum(-2, keepdim=True)
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is: for a column that is solved already."""
+    return torch.where(b > 0, a / b.clamp_min(torch.finfo(b.dtype).tiny), 0.0)
