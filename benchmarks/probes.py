@@ -1,13 +1,20 @@
-"""The probe engine against scikit-learn, on the same features, folds and protocol.
+"""The probe engine against scikit-learn on the same folds: 5 folds x 5 seeds of logistic regression on every layer.
 
-    python -m benchmarks.probes --model smollm2-135m
-    python -m benchmarks.probes --width 4096
+    python -m benchmarks.probes                        # SmolLM2 on the gender grid, all layers
+    python -m benchmarks.probes --layers 5             # five of them, evenly spread
+    python -m benchmarks.probes --width 4096           # made-up features of that width instead
 
-Grouped 5-fold x 5 seeds of l2 logistic regression at every layer: of the gender grid's 340 pairs ("separable"), and of
-a mixture of as many texts at purity 0.3 ("mixed"). Contestants, in one run: `logistic_probes`; a plain scikit-learn
-loop at its default tolerance and threads; the same over joblib workers of one thread each. Prints seconds, ratios, and
-the largest difference of an out-of-fold AUC (a seed's, at a layer) to the loop's, and on two layers to scikit-learn's
-optimum (tol = 1e-12). `--width` reads synthetic features of a decaying spectrum instead.
+Two tasks of 680 texts: ``separable``, all marked pairs, and ``mixed``, purity 0.3. Contestants, layer by layer in turn so
+that drift of the machine falls on all alike:
+
+- ``ours``: `monitor.geometry.probes.logistic_probes`;
+- ``loop``: the published protocol, StandardScaler and LogisticRegression(C=1, max_iter=3000) in a loop over the fits,
+  scikit-learn's default tolerance and threading;
+- ``joblib``: the same fits as parallel jobs, one a core, each with a single BLAS thread. All layers at once, for its
+  workers to start once.
+
+Prints seconds, their ratios to ours, and the largest difference in a seed's pooled AUC to the loop, and to the loop at
+tolerance 1e-12, which is where scikit-learn itself is going (on a few layers).
 """
 
 from __future__ import annotations
@@ -16,149 +23,169 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
 from joblib import Parallel, delayed
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from monitor.activations import States, plan_activations, run_plan
 from monitor.geometry.auc import auc
 from monitor.geometry.probes import grouped_folds, logistic_probes
 from monitor.stimuli.counterfactual import load_counterfactual_sets
 from monitor.stimuli.mixture import draw_mixture
+from recipes.models import load_model, load_tokenizer
+
+N, PURITY = 680, 0.3
 
 
-def one_fit(x: np.ndarray, y: np.ndarray, out: np.ndarray, tol: float, max_iter: int) -> np.ndarray:
-    scaler = StandardScaler().fit(x[~out])
-    model = LogisticRegression(C=1.0, tol=tol, max_iter=max_iter).fit(scaler.transform(x[~out]), y[~out])
-    return model.decision_function(scaler.transform(x[out]))
-
-
-def single_threaded_fit(*arguments) -> np.ndarray:
-    with threadpool_limits(1):
-        return one_fit(*arguments)
-
-
-def scikit_learn(
-    x: Tensor, labels: Tensor, folds: Tensor, jobs: int = 1, tol: float = 1e-4, max_iter: int = 3000
-) -> Tensor:
-    features, y, assigned = x.double().numpy(), labels.numpy(), folds.numpy()
-    fits = [
-        (s, layer, f) for s in range(len(assigned)) for layer in range(x.shape[1]) for f in range(assigned.max() + 1)
-    ]
-    if jobs == 1:
-        found = [one_fit(features[:, layer], y, assigned[s] == f, tol, max_iter) for s, layer, f in fits]
-    else:
-        found = Parallel(n_jobs=jobs)(
-            delayed(single_threaded_fit)(features[:, layer], y, assigned[s] == f, tol, max_iter) for s, layer, f in fits
-        )
-    scores = np.empty((len(assigned), x.shape[1], len(y)))
-    for (s, layer, f), held_out in zip(fits, found, strict=True):
-        scores[s, layer, assigned[s] == f] = held_out
-    return torch.from_numpy(scores)
-
-
-def real_problems(model_name: str, step: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Name -> features [680, L, d], labels, cells."""
-    from monitor.activations import States, measure_activations  # noqa: PLC0415
-    from recipes.models import load_model, load_tokenizer  # noqa: PLC0415
-
-    gender = load_counterfactual_sets(("gender",))["gender"]
-    request = States(gender.texts, "all", "mean_no_sink")
-    model, tokenizer = load_model(model_name).eval(), load_tokenizer(model_name)
-    states = measure_activations(model, tokenizer, [request]).states(request)[:, ::step]
-    mixture = draw_mixture(gender, 680, 0.3)
-    marked = torch.arange(2 * gender.n_pairs)
-    groups = torch.tensor(gender.groups)
+def of_model(name: str, n_layers: int | None) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Features [n, L, d], labels and groups of the two tasks, read from a model."""
+    stimuli = load_counterfactual_sets(("gender",))["gender"]
+    model, tokenizer = load_model(name).eval(), load_tokenizer(name)
+    states = States(stimuli.texts, "all", "mean_no_sink")
+    features = run_plan(model, plan_activations(model, tokenizer, [states])).states(states)
+    if n_layers is not None:
+        features = features[:, _spread(features.shape[1], n_layers)]
+    mixture = draw_mixture(stimuli, N, PURITY)
+    groups = torch.tensor(stimuli.groups)
     return {
-        "separable": (states[marked], torch.tensor(gender.labels), groups[marked]),
-        "mixed": (states[mixture.rows], mixture.labels, mixture.groups),
+        "separable": (features[: 2 * stimuli.n_pairs], torch.tensor(stimuli.labels), groups[: 2 * stimuli.n_pairs]),
+        "mixed": (features[mixture.rows], mixture.labels, mixture.groups),
     }
 
 
-def wide_problems(width: int, layers: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """The same shapes at another width: contexts shared within a pair, a spectrum that decays as k^-0.7."""
+def made_up(width: int, n_layers: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """The same tasks on features whose variances fall off as 1/k^2, as a model's do, with pairs on shared contexts."""
     generator = torch.Generator().manual_seed(0)
-    pairs = 340
-    labels = torch.cat([torch.ones(pairs), torch.zeros(pairs)]).long()
-    problems = {}
-    for name, purity in (("separable", 1.0), ("mixed", 0.3)):
-        marked = (torch.arange(pairs) < purity * pairs).float().repeat(2)[:, None]
-        x = []
-        for _ in range(layers):
-            context = torch.randn(pairs, width, generator=generator).repeat(2, 1)
-            own = 0.4 * torch.randn(2 * pairs, width, generator=generator)
-            states = context + own + marked * (labels[:, None] - 0.5) * torch.randn(width, generator=generator)
-            states = states * torch.arange(1, width + 1) ** -0.7
-            x.append(
-                torch.fft.rfft(states, norm="ortho").real @ torch.randn(width // 2 + 1, width, generator=generator)
-            )
-        problems[name] = (torch.stack(x, dim=1), labels, torch.arange(pairs).repeat(2))
-    return problems
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    half = N // 2
+    spectrum = torch.arange(1, width + 1) ** -1.0
+    rotation = torch.linalg.qr(draw(width, width))[0]
+    labels = torch.cat([torch.ones(half), torch.zeros(half)]).long()
+    tasks = {}
+    for task, purity in (("separable", 1.0), ("mixed", PURITY)):
+        marked = (torch.arange(half) < purity * half).repeat(2)
+        layers = []
+        for _ in range(n_layers):
+            contexts, noise = draw(half, width).repeat(2, 1), draw(N, width)
+            signal = (2 * labels - 1)[:, None] * marked[:, None] * draw(width).sign()
+            layers.append(((contexts + 0.3 * noise + signal) * spectrum) @ rotation)
+        tasks[task] = (torch.stack(layers, dim=1), labels, torch.arange(half).repeat(2))
+    return tasks
 
 
-def timed(run: Callable[[], Tensor]) -> tuple[float, Tensor]:
-    start = time.perf_counter()
-    found = run()
-    return time.perf_counter() - start, found
+def fit(x: np.ndarray, y: np.ndarray, held_out: np.ndarray, tolerance: float) -> np.ndarray:
+    """Scores of the held-out rows."""
+    scaler = StandardScaler().fit(x[~held_out])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        probe = LogisticRegression(C=1.0, tol=tolerance, max_iter=3000 if tolerance > 1e-6 else 100_000)
+        probe.fit(scaler.transform(x[~held_out]), y[~held_out])
+    return probe.decision_function(scaler.transform(x[held_out]))
 
 
-def main() -> None:
+def on_one_thread(x: np.ndarray, y: np.ndarray, held_out: np.ndarray, tolerance: float) -> np.ndarray:
+    with threadpool_limits(1):
+        return fit(x, y, held_out, tolerance)
+
+
+def scikit_learn(x: np.ndarray, y: np.ndarray, folds: np.ndarray, tolerance: float = 1e-4, jobs: int = 1) -> np.ndarray:
+    """Out-of-fold scores [S, L, n] of features [n, L, d]."""
+    fits = [(s, layer, row == k) for layer in range(x.shape[1]) for s, row in enumerate(folds) for k in range(5)]
+    if jobs == 1:
+        found = [fit(x[:, layer], y, held_out, tolerance) for _, layer, held_out in fits]
+    else:
+        found = Parallel(n_jobs=jobs)(
+            delayed(on_one_thread)(x[:, layer], y, held_out, tolerance) for _, layer, held_out in fits
+        )
+    scores = np.empty((len(folds), x.shape[1], len(y)))
+    for (s, layer, held_out), values in zip(fits, found, strict=True):
+        scores[s, layer, held_out] = values
+    return scores
+
+
+def compare(task: str, features: Tensor, labels: Tensor, groups: Tensor, options) -> dict:
+    folds = grouped_folds(groups)
+    arrays = features.double().numpy(), labels.numpy(), folds.numpy()
+    contestants = {
+        "ours": lambda layers: logistic_probes(features[:, layers], labels, folds),
+        "loop": lambda layers: torch.from_numpy(scikit_learn(arrays[0][:, layers], *arrays[1:])),
+    }
+    n_layers = features.shape[1]
+    contestants["ours"](slice(0, 1))  # warm-up
+    seconds = {name: 0.0 for name in contestants}
+    areas: dict[str, list[Tensor]] = {name: [] for name in contestants}
+    for layer in range(n_layers):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            scores = run(slice(layer, layer + 1))
+            seconds[name] += time.perf_counter() - start
+            areas[name].append(auc(scores, labels))
+    pooled = {name: torch.cat(values, dim=1) for name, values in areas.items()}
+    if options.jobs > 1:
+        start = time.perf_counter()
+        scikit_learn(*arrays, jobs=options.jobs)
+        seconds["joblib"] = time.perf_counter() - start
+    checked = _spread(n_layers, options.check)
+    tight = auc(torch.from_numpy(scikit_learn(arrays[0][:, checked], *arrays[1:], tolerance=1e-12)), labels)
+    return {
+        "task": task, "n": len(labels), "width": features.shape[2], "layers": n_layers, "seconds": seconds,
+        "auc": float(pooled["ours"].mean()), "auc_to_loop": float((pooled["ours"] - pooled["loop"]).abs().max()),
+        "auc_to_optimum": float((pooled["ours"][:, checked] - tight).abs().max()),
+        "auc_loop_to_optimum": float((pooled["loop"][:, checked] - tight).abs().max()),
+    }  # fmt: skip
+
+
+def _spread(total: int, chosen: int) -> list[int]:
+    return sorted({round(float(i)) for i in np.linspace(0, total - 1, min(chosen, total))})
+
+
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--every", type=int, default=1, help="read every n-th layer only")
-    parser.add_argument("--width", type=int, default=None, help="synthetic features of this width instead of a model's")
-    parser.add_argument("--layers", type=int, default=2, help="layers of the synthetic features")
-    parser.add_argument("--no_joblib", action="store_true", help="leave the parallel loop out")
-    parser.add_argument("--json", action="store_true", help="print JSON records instead of the table")
-    args = parser.parse_args()
+    parser.add_argument("--layers", type=int, help="so many layers, evenly spread; default: all, or 2 with --width")
+    parser.add_argument("--width", type=int, help="made-up features of this width instead of the model's")
+    parser.add_argument("--check", type=int, default=3, help="layers on which to compare with tolerance 1e-12")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parallel workers; 1 leaves joblib out")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args(argv)
 
-    problems = real_problems(args.model, args.every) if args.width is None else wide_problems(args.width, args.layers)
-    jobs = os.cpu_count() or 1
-    records = []
-    for name, (x, labels, cells) in problems.items():
-        folds = grouped_folds(cells)
-        logistic_probes(x[:, :1], labels, folds)  # warm up
-        ours, scores = timed(lambda: logistic_probes(x, labels, folds))  # noqa: B023
-        loop, reference = timed(lambda: scikit_learn(x, labels, folds))  # noqa: B023
-        record = {
-            "labels": name,
-            "n": len(labels),
-            "layers": x.shape[1],
-            "width": x.shape[2],
-            "ours": ours,
-            "loop": loop,
-        }
-        if not args.no_joblib:
-            record["joblib"] = timed(lambda: scikit_learn(x, labels, folds, jobs=jobs))[0]  # noqa: B023
-        record["auc_difference"] = float((auc(scores, labels) - auc(reference, labels)).abs().max())
-        few = x[:, :: max(1, x.shape[1] - 1)][:, :2]
-        if args.width is None:
-            exact = scikit_learn(few, labels, folds, jobs=jobs, tol=1e-12, max_iter=100_000)
-            found = auc(logistic_probes(few, labels, folds), labels)
-            record["auc_difference_to_optimum"] = float((found - auc(exact, labels)).abs().max())
-        records.append(record)
-    together = {key: sum(r[key] for r in records) for key in ("ours", "loop", "joblib") if key in records[0]}
-    records.append({"labels": "together", **together, "auc_difference": max(r["auc_difference"] for r in records)})
-    if args.json:
-        print(json.dumps(records))
-        return
-    first = records[0]
-    print(f"{first['n']} texts, {first['layers']} layers, width {first['width']}, {25 * first['layers']} fits a row")
-    print(
-        f"{'labels':<10} {'ours':>8} {'loop':>8} {'joblib':>8}  {'loop/ours':>9} {'joblib/ours':>11}  "
-        "AUC difference (optimum)"
+    tasks = made_up(options.width, options.layers or 2) if options.width else of_model(options.model, options.layers)
+    load = os.getloadavg()[0]
+    print(f"{torch.get_num_threads()} threads, load {load:.1f} before")
+    records = [compare(task, *data, options) for task, data in tasks.items()]
+    for record in records:
+        print(
+            f"{record['task']:9} n={record['n']} d={record['width']} {record['layers']} layers, AUC {record['auc']:.4f}: "
+            + _times(record["seconds"])
+        )
+        print(
+            f"{'':9} largest difference in AUC: ours to the loop {record['auc_to_loop']:.1e}, ours to the optimum "
+            f"{record['auc_to_optimum']:.1e}, the loop to the optimum {record['auc_loop_to_optimum']:.1e}"
+        )
+    both = {name: sum(record["seconds"][name] for record in records) for name in records[0]["seconds"]}
+    print(f"together  {_times(both)}")
+    if options.json:
+        figures = {"threads": torch.get_num_threads(), "load": load, "tasks": records, "seconds": both}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _times(seconds: dict[str, float]) -> str:
+    ours = seconds["ours"]
+    return ", ".join(
+        f"{name} {value:.2f} s" + (f" ({value / ours:.1f} x)" if name != "ours" else "")
+        for name, value in seconds.items()
     )
-    for r in records:
-        joblib = f"{r['joblib']:>7.2f}s" if "joblib" in r else "       -"
-        ratio = f"{r['joblib'] / r['ours']:>11.1f}" if "joblib" in r else "          -"
-        optimum = f" ({r['auc_difference_to_optimum']:.1e})" if "auc_difference_to_optimum" in r else ""
-        row = f"{r['labels']:<10} {r['ours']:>7.2f}s {r['loop']:>7.2f}s {joblib}  {r['loop'] / r['ours']:>9.1f} {ratio}"
-        print(f"{row}  {r['auc_difference']:.1e}{optimum}")
 
 
 if __name__ == "__main__":
