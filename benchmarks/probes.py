@@ -4,8 +4,8 @@
     python -m benchmarks.probes --layers 5             # five of them, evenly spread
     python -m benchmarks.probes --width 4096           # made-up features of that width instead
 
-Two tasks of 680 texts: ``separable``, all marked pairs, and ``mixed``, purity 0.3. Contestants, layer by layer in turn so
-that drift of the machine falls on all alike:
+Two tasks of 680 texts: ``separable``, all marked pairs, and ``mixed``, purity 0.3. Contestants, layer by layer in turn
+so that drift of the machine falls on all alike:
 
 - ``ours``: `monitor.geometry.probes.logistic_probes`;
 - ``loop``: the published protocol, StandardScaler and LogisticRegression(C=1, max_iter=3000) in a loop over the fits,
@@ -166,8 +166,8 @@ def main(argv: list[str] | None = None) -> None:
     records = [compare(task, *data, options) for task, data in tasks.items()]
     for record in records:
         print(
-            f"{record['task']:9} n={record['n']} d={record['width']} {record['layers']} layers, AUC {record['auc']:.4f}: "
-            + _times(record["seconds"])
+            f"{record['task']:9} n={record['n']} d={record['width']} {record['layers']} layers, "
+            f"AUC {record['auc']:.4f}: " + _times(record["seconds"])
         )
         print(
             f"{'':9} largest difference in AUC: ours to the loop {record['auc_to_loop']:.1e}, ours to the optimum "
