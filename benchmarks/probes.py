@@ -10,8 +10,7 @@ so that drift of the machine falls on all alike:
 - ``ours``: `monitor.geometry.probes.logistic_probes`;
 - ``loop``: the published protocol, StandardScaler and LogisticRegression(C=1, max_iter=3000) in a loop over the fits,
   scikit-learn's default tolerance and threading;
-- ``joblib``: the same fits as parallel jobs, one a core, each with a single BLAS thread. All layers at once, for its
-  workers to start once.
+- ``joblib``: the same fits as parallel jobs, one a core, each with a single BLAS thread; its workers are warm.
 
 Prints seconds, their ratios to ours, and the largest difference in a seed's pooled AUC to the loop, and to the loop at
 tolerance 1e-12, which is where scikit-learn itself is going (on a few layers).
@@ -99,7 +98,7 @@ def on_one_thread(x: np.ndarray, y: np.ndarray, held_out: np.ndarray, tolerance:
         return fit(x, y, held_out, tolerance)
 
 
-def scikit_learn(x: np.ndarray, y: np.ndarray, folds: np.ndarray, tolerance: float = 1e-4, jobs: int = 1) -> np.ndarray:
+def scikit_learn(x: np.ndarray, y: np.ndarray, folds: np.ndarray, tolerance: float = 1e-4, jobs: int = 1) -> Tensor:
     """Out-of-fold scores [S, L, n] of features [n, L, d]."""
     fits = [(s, layer, row == k) for layer in range(x.shape[1]) for s, row in enumerate(folds) for k in range(5)]
     if jobs == 1:
@@ -111,33 +110,32 @@ def scikit_learn(x: np.ndarray, y: np.ndarray, folds: np.ndarray, tolerance: flo
     scores = np.empty((len(folds), x.shape[1], len(y)))
     for (s, layer, held_out), values in zip(fits, found, strict=True):
         scores[s, layer, held_out] = values
-    return scores
+    return torch.from_numpy(scores)
 
 
 def compare(task: str, features: Tensor, labels: Tensor, groups: Tensor, options) -> dict:
     folds = grouped_folds(groups)
-    arrays = features.double().numpy(), labels.numpy(), folds.numpy()
+    x, y, rows = features.double().numpy(), labels.numpy(), folds.numpy()
     contestants = {
         "ours": lambda layers: logistic_probes(features[:, layers], labels, folds),
-        "loop": lambda layers: torch.from_numpy(scikit_learn(arrays[0][:, layers], *arrays[1:])),
+        "loop": lambda layers: scikit_learn(x[:, layers], y, rows),
     }
+    if options.jobs > 1:
+        contestants["joblib"] = lambda layers: scikit_learn(x[:, layers], y, rows, jobs=options.jobs)
     n_layers = features.shape[1]
-    contestants["ours"](slice(0, 1))  # warm-up
+    for run in contestants.values():  # warm-up
+        run([0])
     seconds = {name: 0.0 for name in contestants}
     areas: dict[str, list[Tensor]] = {name: [] for name in contestants}
     for layer in range(n_layers):
         for name, run in contestants.items():
             start = time.perf_counter()
-            scores = run(slice(layer, layer + 1))
+            scores = run([layer])
             seconds[name] += time.perf_counter() - start
             areas[name].append(auc(scores, labels))
     pooled = {name: torch.cat(values, dim=1) for name, values in areas.items()}
-    if options.jobs > 1:
-        start = time.perf_counter()
-        scikit_learn(*arrays, jobs=options.jobs)
-        seconds["joblib"] = time.perf_counter() - start
     checked = _spread(n_layers, options.check)
-    tight = auc(torch.from_numpy(scikit_learn(arrays[0][:, checked], *arrays[1:], tolerance=1e-12)), labels)
+    tight = auc(scikit_learn(x[:, checked], y, rows, tolerance=1e-12), labels)
     return {
         "task": task, "n": len(labels), "width": features.shape[2], "layers": n_layers, "seconds": seconds,
         "auc": float(pooled["ours"].mean()), "auc_to_loop": float((pooled["ours"] - pooled["loop"]).abs().max()),

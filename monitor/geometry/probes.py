@@ -118,15 +118,12 @@ def logistic_probes(features: Tensor, labels: Tensor, folds: Tensor, *, C: float
     for how.
     """
     layered = features if features.ndim == 3 else features[:, None]
-    _check(features, labels, folds, C)
+    _check_penalty(C)
+    check_protocol(features, labels, folds)
     n, n_layers, _ = layered.shape
     device = features.device
-    labels, folds = labels.to(device), folds.to(device)
-    positive = labels.to(torch.float64)
-    n_folds = int(folds.max()) + 1
-    # Column s * n_folds + f trains on everything outside fold f of seed s.
-    train = (folds[:, None] != torch.arange(n_folds, device=device)[:, None]).flatten(0, 1).T.to(torch.float64)
-    _check_classes(positive, train, n_folds)
+    folds, positive = folds.to(device), labels.to(device, torch.float64)
+    train, n_folds = _training_rows(folds), int(folds.max()) + 1
     # [S, n]: the column that held a sample out.
     column = torch.arange(len(folds), device=device)[:, None] * n_folds + folds
     chunk = _layers_at_once(layered)
@@ -173,7 +170,8 @@ def fit_probe(features: Tensor, labels: Tensor, *, C: float = 1.0) -> LinearProb
     LinearProbe
         For scoring other samples: held-out ones, or neutral texts.
     """
-    _check(features, labels, None, C)
+    _check_penalty(C)
+    _check(features, labels)
     if features.ndim != 3:
         raise ValueError(f"`features` must have the shape [n, L, d], got {tuple(features.shape)}; add a layer axis.")
     positive = labels.to(features.device, torch.float64)
@@ -236,7 +234,23 @@ def _layers_at_once(features: Tensor) -> int:
     return max(1, budget // (n * (d if 4 * d <= n else max(n, d))))
 
 
-def _check(features: Tensor, labels: Tensor, folds: Tensor | None, C: float) -> None:
+def _training_rows(folds: Tensor) -> Tensor:
+    """1 where a row trains, [n, S * n_folds]: column s * n_folds + f leaves out fold f of seed s."""
+    fold = torch.arange(int(folds.max()) + 1, device=folds.device)
+    return (folds[:, None] != fold[:, None]).flatten(0, 1).T.to(torch.float64)
+
+
+def check_protocol(features: Tensor, labels: Tensor, folds: Tensor) -> None:
+    """Raise ValueError for features, labels and folds that do not fit, as `logistic_probes` describes."""
+    _check(features, labels)
+    if folds.ndim != 2 or folds.shape[1] != len(features) or len(folds) == 0:
+        raise ValueError(f"`folds` must have the shape [S, {len(features)}], got {tuple(folds.shape)}.")
+    if folds.dtype != torch.long or bool((folds < 0).any()):
+        raise ValueError(f"`folds` must be a LongTensor of folds 0, 1, ...; got {folds.dtype}, least {folds.min()}.")
+    _check_classes(labels, _training_rows(folds), int(folds.max()) + 1)
+
+
+def _check(features: Tensor, labels: Tensor) -> None:
     if features.ndim not in (2, 3) or not features.is_floating_point() or 0 in features.shape:
         raise ValueError(
             f"`features` must be floating with the shape [n, L, d] or [n, d], got {features.dtype} "
@@ -246,19 +260,18 @@ def _check(features: Tensor, labels: Tensor, folds: Tensor | None, C: float) -> 
         raise ValueError(f"`labels` must have the shape ({len(features)},), got {tuple(labels.shape)}.")
     if not bool(((labels == 0) | (labels == 1)).all()):
         raise ValueError("`labels` must be 0 and 1 only.")
-    if folds is not None and (folds.ndim != 2 or folds.shape[1] != len(features)):
-        raise ValueError(f"`folds` must have the shape [S, {len(features)}], got {tuple(folds.shape)}.")
-    if folds is not None and (folds.dtype != torch.long or bool((folds < 0).any())):
-        raise ValueError(f"`folds` must be a LongTensor of folds 0, 1, ...; got {folds.dtype}, least {folds.min()}.")
-    if not 0 < C < math.inf:
-        raise ValueError(f"`C` must be positive and finite, got {C}.")
     if not bool(torch.isfinite(torch.stack(features.aminmax())).all()):
         raise ValueError("`features` must be finite; some are inf or nan.")
 
 
-def _check_classes(positive: Tensor, train: Tensor, n_folds: int) -> None:
+def _check_penalty(C: float) -> None:
+    if not 0 < C < math.inf:
+        raise ValueError(f"`C` must be positive and finite, got {C}.")
+
+
+def _check_classes(labels: Tensor, train: Tensor, n_folds: int) -> None:
     count = train.sum(0)
-    ones = positive @ train
+    ones = labels.to(train) @ train
     bad = ((ones == 0) | (ones == count)).nonzero().flatten().tolist()
     if bad:
         raise ValueError(

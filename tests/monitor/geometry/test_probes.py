@@ -89,6 +89,13 @@ def massive(d):
     return x
 
 
+def outlier(d):
+    """One sample that sets the standard deviations of every fold that it trains."""
+    x = states(d, marked=0.3)
+    x[3] *= 100
+    return x
+
+
 def constant(d):
     x = states(d, marked=0.3)
     x[:, 0], x[:, 2] = 3.7, 0.0
@@ -122,7 +129,18 @@ def low_rank(d):
     return states(4, marked=0.3) @ draw(4, d, seed=3)
 
 
-HARD = [correlated, scales, massive, constant, constant_in_training, offsets, duplicates, heavy_tails, low_rank]
+HARD = [
+    correlated,
+    scales,
+    massive,
+    outlier,
+    constant,
+    constant_in_training,
+    offsets,
+    duplicates,
+    heavy_tails,
+    low_rank,
+]
 
 
 @pytest.mark.parametrize("d", [10, 60, 200])
