@@ -30,6 +30,8 @@ _NOTES = {
     "auc_mixed_draws_sd": "over ten draws of the mixture, each with its own splits; draws overlap in the pool, so that "
     "audits on other sentences differ by more.",
     "s_hat": f"{_TYPICAL}; all {{span}}.",
+    "s_hat_scaled": "every feature scaled to unit variance within the classes first. Shrinkage is towards equal "
+    "variances: one feature with nearly all of it, an attention sink's, hides the rest.",
     "predicted_auc_mixed": f"the purity law at s_hat, neutral texts at the midpoint; {_TYPICAL}.",
     "intrinsic_dimension": f"{_TYPICAL}; all {{span}}.",
     "offset": f"signed, ours positive towards label 1; {_TYPICAL}, which it gives without sign.",
@@ -80,6 +82,7 @@ def two_regimes(grid: GridStates, seed: int, draws: int) -> Found:
     full = probe_aucs(grid.states[rows, grid.middle], labels, groups, seed)
     fit = marked_fit(grid, [grid.middle], seed)
     separation, offset = float(fit.separation[0]), float(fit.offset[0])
+    scaled = marked_fit(at_unit_variance(grid), [0], seed).separation
     # Seeds 5 apart: the splits of one draw use seed to seed + 4.
     mixtures = [mixture_aucs(grid, N, PURITY, seed + 5 * k) for k in range(draws)]
     mixed, mixture = mixtures[0]
@@ -89,6 +92,7 @@ def two_regimes(grid: GridStates, seed: int, draws: int) -> Found:
         "auc_sd": float(full.std()),
         "p": p_value(full, labels),
         "s_hat": separation,
+        "s_hat_scaled": float(scaled[0]),
         "auc_mixed": float(mixed.mean()),
         "auc_mixed_sd": float(mixed.std()),
         "p_mixed": p_value(mixed, mixture.labels),
@@ -102,6 +106,14 @@ def two_regimes(grid: GridStates, seed: int, draws: int) -> Found:
         "offset": offset,
         "offset_over_half_s": 2 * abs(offset) / separation,
     }
+
+
+def at_unit_variance(grid: GridStates) -> GridStates:
+    """The middle layer alone, every feature of unit variance within the two classes."""
+    middle = grid.states[:, [grid.middle]]
+    classes = middle[: 2 * grid.stimuli.n_pairs].unflatten(0, (2, grid.stimuli.n_pairs))
+    deviation = (classes - classes.mean(1, keepdim=True)).flatten(0, 1).square().mean(0).sqrt()
+    return GridStates(grid.stimuli, middle / torch.where(deviation > 0, deviation, 1.0))
 
 
 def _record(group: str, dimension: str, metric: str, value: float) -> dict:

@@ -137,11 +137,21 @@ def test_e1_finds_what_was_planted(monkeypatch):
     assert found[at, "auc_mixed"] == pytest.approx(draws[0], abs=2e-3)
     few = e1.two_regimes(planted(8.0, offset=1.5), 42, draws=3)
     assert few["auc_mixed_draws_sd"] == pytest.approx(np.std(draws, ddof=1), abs=2e-3)
+    assert found[at, "s_hat_scaled"] == pytest.approx(8.0, rel=0.05)
     null = "smollm2-135m, mean, race"
     assert found[null, "auc"] == pytest.approx(0.5, abs=0.08) and found[null, "s_hat"] < 1.0
     assert found[null, "p"] > 0.01 and found[at, "p_mixed"] < 1e-4
     assert found["smollm2-135m, mean", "n_detected_bonferroni"] == 2
     assert found["smollm2-135m, mean", "largest_p"] == pytest.approx(max(found[null, "p"], found[null, "p_mixed"]))
+
+
+def test_a_sink_hides_the_separation_from_shrinkage_and_scaling_brings_it_back():
+    """Fewer samples than it takes to know the covariance: Ledoit-Wolf pulls every variance towards the sink's share."""
+    grid = planted(8.0)
+    grid.states[:, 1, -1] *= 1000.0
+    found = e1.two_regimes(grid, 0, draws=2)
+    assert found["s_hat"] < 7.0
+    assert found["s_hat_scaled"] == pytest.approx(8.0, rel=0.05)
 
 
 # --- E2 -----------------------------------------------------------------------------------------------------------
