@@ -270,7 +270,7 @@ def test_bf16_autocast_trains(make_trainer, method, taught):
         assert half[name] == pytest.approx(full[name], rel=0.05, abs=0.05), name
     assert any(half[name] != full[name] for name in names)  # it is another precision
     one, two = (_weights(trainer.model) - start for trainer in trainers)
-    assert F.cosine_similarity(one, two, dim=0) > 0.9
+    assert F.cosine_similarity(one, two, dim=0) > 0.85
 
 
 def test_a_bf16_model_trains(make_trainer, method, taught):
