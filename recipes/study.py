@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(Path(arguments.json).parent, "json")
     run = importlib.import_module(f"recipes.studies.{name}").run
     options = {"quick": arguments.quick, "seed": arguments.seed}
-    if "model" in inspect.signature(run).parameters:
-        options["model"] = arguments.model or _MODEL
+    parameters = inspect.signature(run).parameters
+    if "model" in parameters:  # None by default: the study has a part on a model, and does without
+        options["model"] = arguments.model or (None if parameters["model"].default is None else _MODEL)
     elif arguments.model is not None:
         parser.error(f"--model: {name} makes its own data and reads no model; leave it out")
     records = [found | options for found in run(**options)]
@@ -115,7 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer replicates: seconds instead of minutes")
     parser.add_argument("--seed", type=int, default=42, help="of everything drawn at random (default: 42)")
     parser.add_argument(
-        "--model", help=f"of the studies that read one: a folder, a Hub id or an embedded name (default: {_MODEL})"
+        "--model",
+        help=f"of the studies that read one: a folder, a Hub id or an embedded name (default: {_MODEL}; e10: none)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON records; - for standard output")
     return parser

@@ -2,6 +2,7 @@
 
 S1: a flat mixture of known separation and purity, where the law is a Bayes bound and nothing can beat it.
 S2: two clusters on a sphere, where a probe that knows the curvature was expected to beat a linear one.
+R: the states of a model, in `e10_models`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ _INTRINSIC = (
 )
 
 
-def run(quick: bool = False, seed: int = 42) -> list[dict]:
+def run(quick: bool = False, seed: int = 42, model: str | None = None) -> list[dict]:
     """S1, S2 and a control that only nonlinear probes can solve.
 
     Parameters
@@ -140,6 +141,8 @@ def run(quick: bool = False, seed: int = 42) -> list[dict]:
     quick : bool
         One repeat of 600 samples on a part of the settings instead of five of 2,000 on all.
     seed : int
+    model : str, optional
+        A folder, a Hub id or an embedded name: part R on its states as well.
 
     Returns
     -------
@@ -162,6 +165,10 @@ def run(quick: bool = False, seed: int = 42) -> list[dict]:
     note = "control: two centred clouds, one 1.3 times as wide; nonlinear probes must see it, the linear one cannot."
     for name, values in aucs[control].items():
         records.append(record("e10", "control, two widths", f"auc_{name}", values.mean(), note=note))
+    if model is not None:
+        from recipes.studies import e10_models  # brings transformers with it, which the rest does without
+
+        records += e10_models.run(quick=quick, seed=seed, model=model)
     return records
 
 

@@ -79,6 +79,15 @@ def test_model_goes_to_the_studies_that_read_one_and_to_no_other(study, capsys):
     main(["e9"])
     main(["e9", "--model", "gpt2"])
     assert got == ["smollm2-135m", "gpt2"]
+
+    def with_a_part_on_a_model(quick: bool = False, seed: int = 42, model: str | None = None) -> list[dict]:
+        got.append(model)
+        return two_records()
+
+    study(with_a_part_on_a_model)
+    main(["e9"])
+    main(["e9", "--model", "gpt2"])
+    assert got[2:] == [None, "gpt2"]
     study(two_records)
     with pytest.raises(SystemExit) as stopped:
         main(["e9", "--model", "gpt2"])

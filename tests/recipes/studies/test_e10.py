@@ -65,3 +65,12 @@ def test_quick_run_no_probe_beats_the_laws():
     for group in (sphere, next(group for group, _ in found if group.startswith("S2: curvature 4, r=1,"))):
         best = max(found[group, f"auc_{name}"] for name in (*e10.PROBES, "oracle"))
         assert best < found[group, "auc_flat_formula"] - 0.03
+
+
+def test_a_model_adds_its_own_part(monkeypatch):
+    from recipes.studies import e10_models
+
+    monkeypatch.setattr(e10, "held_out_aucs", lambda *_: dict.fromkeys((*e10.PROBES, "oracle"), 0.5))
+    monkeypatch.setattr(e10_models, "run", lambda **options: [options])
+    without = e10.run(quick=True)
+    assert e10.run(quick=True, seed=3, model="m") == [*without, {"quick": True, "seed": 3, "model": "m"}]
