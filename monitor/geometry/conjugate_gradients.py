@@ -42,15 +42,16 @@ def conjugate_gradients(
     -----
     The constraint is kept by projecting the preconditioner, P - P v v'P / v'P v, so that every iterate has v'x = 0.
     """
+    tiny = torch.finfo(right.dtype).tiny
     if normal is not None:
         across = precondition(normal)
-        length = columns(normal, across)
+        length = columns(normal, across).clamp_min(tiny)
 
     def project(r: Tensor) -> tuple[Tensor, Tensor]:
         z = precondition(r)
         if normal is None:
             return z, torch.zeros_like(z[..., :1, :])
-        m = _ratio(columns(normal, z), length)
+        m = columns(normal, z) / length
         return torch.addcmul(z, across, m, value=-1), m
 
     x = torch.zeros_like(right)
@@ -64,22 +65,17 @@ def conjugate_gradients(
         if not bool(active.any()):
             break
         ap = matrix(p)
-        alpha = torch.where(active, _ratio(size, columns(p, ap)), 0.0)
+        alpha = size * active / columns(p, ap).clamp_min(tiny)
         x = torch.addcmul(x, alpha, p)
         r = torch.addcmul(r, alpha, ap, value=-1)
         z, m = project(r)
         multiplier = torch.where(active, m, multiplier)
         previous, size = size, columns(r, z)
         active = active & (size > enough)
-        p = torch.addcmul(z, _ratio(size, previous), p)
+        p = torch.addcmul(z, size / previous.clamp_min(tiny), p)
     return x, multiplier
 
 
 def columns(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of each column: [B, k, T] x [B, k, T] -> [B, 1, T]."""
     return (a * b).sum(-2, keepdim=True)
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is: for a column that is solved already."""
-    return torch.where(b > 0, a / b.clamp_min(torch.finfo(b.dtype).tiny), 0.0)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ _MAX_ROUGH = 10
 # Scores that are all below this count as 0: features that say nothing.
 _SMALLEST_SCORE = 1e-2
 # A start is good enough when no score moves by more than this in a Newton step.
-_START_TOLERANCE = 1.0
+_START_TOLERANCE = 0.3
 # From here on Newton's method converges quadratically: the weights, and with them the preconditioner, hardly change any
 # more, and float64 is worth its time.
 _STILL = 0.5
@@ -141,17 +141,20 @@ def _solve_dual(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor, Ten
     rough = problem.to(torch.float32)
     gram = rough.features @ rough.features.mT
     basis, coefficients = _nystroem(gram)
-    # Every column starts from the fit on all rows in the leading directions, as a combination of rows that its
-    # held-out ones still take part in.
+    # The fit on all rows, first in the leading directions alone; then every column starts from it, as a combination of
+    # rows that its held-out ones still take part in.
     weights, scores, _ = _fit_all_rows(
         _with_intercept(basis.double()), problem.positive[:, None], problem.C, _START_TOLERANCE
     )
     c = coefficients @ weights[:, :-1].float()
-    c = (c - c.mean(-2, keepdim=True)).expand(-1, -1, T)  # Z'1 = 0: the same fit, with the sum that the dual asks for
-    b = weights[:, -1:].float().expand(-1, -1, T)
+    c = c - c.mean(-2, keepdim=True)  # Z'1 = 0: the same fit, with the sum that the dual asks for
+    b = weights[:, -1:].float()
     basis = basis[..., : _rank(basis, _curvature(scores, problem.C))].contiguous()
-    c, b, _, _ = _dual_newton(rough, gram, basis, c, b, _STILL, _MAX_ROUGH)
-    c, b, scores, converged = _dual_newton(problem, gram, basis, c.double(), b.double(), tolerance, _MAX_NEWTON)
+    on_all_rows = replace(rough, train=torch.ones_like(rough.train[:, :1]), scale=torch.ones_like(rough.scale[..., :1]))
+    c, b, _, _ = _DualNewton(gram, basis, 1).run(on_all_rows, c, b, _START_TOLERANCE, _MAX_ROUGH)
+    newton = _DualNewton(gram, basis, T)
+    c, b, _, _ = newton.run(rough, c.expand(-1, -1, T), b.expand(-1, -1, T), _STILL, _MAX_ROUGH)
+    c, b, scores, converged = newton.run(problem, c.double(), b.double(), tolerance, _MAX_NEWTON)
     return problem.scale * (z.mT @ c), scores, converged
 
 
@@ -182,34 +185,73 @@ def _rank(basis: Tensor, weights: Tensor) -> int:
     return max(int(counts.sum(-1).max()), min(_SMALLEST_RANK, basis.shape[-1]))
 
 
-def _dual_newton(
-    problem: Problem, gram: Tensor, basis: Tensor, c: Tensor, b: Tensor, tolerance: float, max_steps: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Coefficients c [B, n, T], intercepts b [B, 1, T] and scores [B, n, T] when a step changes them by `tolerance` at
-    most, or when it does not get there; and which columns did [B, T]."""
-    y, train, C = problem.positive[:, None], problem.train, problem.C
-    n_train = train.sum(0)
-    inside = not bool((c * (1 - train)).any())  # else the first full step drops the held-out rows
+class _DualNewton:
+    """Newton's method on T columns, with what it keeps from one precision to the next.
 
-    def kernel_of_step(v: Tensor) -> Tensor:
-        """Product with K; with the Gram matrix of all columns in its place, in float32, while that converges fast."""
-        return problem.kernel(v.to(c)).to(v) if exact else gram @ v
+    Parameters
+    ----------
+    gram : Tensor [B, n, n], float32
+        Z Z', for all columns.
+    basis : Tensor [B, n, r], float32
+        F with F F' near it.
+    """
 
-    exact = False
-    previous = math.inf
-    kc = problem.kernel(c)
-    rest = (gram.diagonal(dim1=-2, dim2=-1) - basis.square().sum(-1)).clamp_min(0)[..., None]
-    # One buffer for the largest intermediate: asking for fresh memory each time takes longer than filling it.
-    work = gram.new_empty(len(gram), train.shape[1], *basis.shape[1:])
-    moving = True
-    for _ in range(max_steps):
+    def __init__(self, gram: Tensor, basis: Tensor, T: int):
+        self.gram, self.basis = gram, basis
+        self.rest = (gram.diagonal(dim1=-2, dim2=-1) - basis.square().sum(-1)).clamp_min(0)[..., None]
+        # One buffer for the largest intermediate: asking for fresh memory each time takes longer than filling it.
+        self.work = gram.new_empty(len(gram), T, *basis.shape[1:])
+        # Whether the last step changed the weights, and with them the preconditioner.
+        self.moving = True
+        # Whether each column has its own K in a step, in full precision. The Gram matrix in its place is cheaper, and
+        # good enough unless standardisations differ much: few samples, or features with outliers.
+        self.exact = False
+
+    def run(
+        self, problem: Problem, c: Tensor, b: Tensor, tolerance: float, max_steps: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """From coefficients c [B, n, T] and intercepts b [B, 1, T] until a step changes scores by `tolerance` at most.
+
+        Returns c, b, the scores [B, n, T], and which columns got there [B, T].
+        """
+        y, train = problem.positive[:, None], problem.train
+        inside = not bool((c * (1 - train)).any())  # else the first full step drops the held-out rows
+        kc = problem.kernel(c)
+        previous = math.inf
+        for _ in range(max_steps):
+            scores = kc + b
+            step, k_step, b_step, penalty, change = self._step(problem, c, kc, b, inside, tolerance)
+            t = _step_length(penalty, scores, k_step + b_step, y, train, problem.C)
+            c, kc, b = c + t * step, kc + t * k_step, b + t * b_step
+            inside = inside or bool((t == 1).all())
+            done = (change <= tolerance)[:, 0] & inside  # the full step: a column that backtracks is not done
+            largest = float(change.amax())
+            self.moving = largest > _STILL
+            if bool(done.all()) or bool((t == 0).any()):
+                break
+            self.exact = self.exact or (largest <= _STILL and largest > previous / 3)
+            previous = largest
+        return c, b, kc + b, done
+
+    def _step(
+        self, problem: Problem, c: Tensor, kc: Tensor, b: Tensor, inside: bool, tolerance: float
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor], Tensor]:
+        """Step of c, of K c and of b, the penalty's products as `_step_length` wants them, and `_change`."""
+        y, train, C = problem.positive[:, None], problem.train, problem.C
+        n_train = train.sum(0)
         scores = kc + b
         p = torch.sigmoid(scores)
         root = _curvature(scores, C, p).sqrt() * train
         wanted = C * (y - p) * train
         root_32 = root.float()
-        if moving:
-            precondition = _inverse_of_approximation(basis, rest, root_32, work)
+        if self.moving:
+            self.precondition = _inverse_of_approximation(self.basis, self.rest, root_32, self.work)
+
+        def matrix(e: Tensor) -> Tensor:
+            v = root_32 * e
+            kv = problem.kernel(v.to(c)).to(v) if self.exact else self.gram @ v
+            return torch.addcmul(e, root_32, kv)
+
         new, k_new, b_new = c, kc, b
         if not inside:
             new = train * (c - _sum(train * c) / n_train)
@@ -219,15 +261,12 @@ def _dual_newton(
             # for in e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to W^1/2 1. It
             # is solved roughly and in float32: that takes away most of the error, and the next residual sees the rest.
             right = (wanted - new) / root.clamp_min(_SMALLEST_WEIGHT**0.5) + root * (scores - k_new - b_new)
-            e, b_step = conjugate_gradients(
-                lambda e, root=root_32: torch.addcmul(e, root, kernel_of_step(root * e)),
-                right.float(), precondition, _CG_TOLERANCE, root_32,
-            )  # fmt: skip
-            correction = (root_32 * e).to(c)
-            correction = correction - train * (_sum(correction) / n_train)  # in float32 the sum is 0 only to rounding
-            new, k_new, b_new = new + correction, k_new + problem.kernel(correction), b_new + b_step.to(c)
-            step, k_step = new - c, k_new - kc
-            moved = k_step + b_new - b
+            e, b_more = conjugate_gradients(matrix, right.float(), self.precondition, _CG_TOLERANCE, root_32)
+            more = (root_32 * e).to(c)
+            more = more - train * (_sum(more) / n_train)  # in float32 the sum is 0 only to rounding
+            new, k_new, b_new = new + more, k_new + problem.kernel(more), b_new + b_more.to(c)
+            step, k_step, b_step = new - c, k_new - kc, b_new - b
+            moved = k_step + b_step
             change = _change(moved, scores, train)
             penalty = [columns(c, kc), columns(c, k_step), columns(step, k_step)]
             # At the solution fall = bend. The dual's error says little about the primal's, but where the fall is less
@@ -236,19 +275,8 @@ def _dual_newton(
             bend = penalty[2] + columns(root * moved, root * moved)
             if bool(((fall > _ENOUGH_FALL * bend) | (change <= tolerance)).all()):
                 break
-            # Few samples, or features with outliers: standardisations differ too much for one Gram matrix to serve all.
-            exact = exact or refinement > 1
-        t = _step_length(penalty, scores, moved, y, train, C)
-        c, kc, b = c + t * step, kc + t * k_step, b + t * (b_new - b)
-        inside = inside or bool((t == 1).all())
-        done = (change <= tolerance)[:, 0] & inside  # the full step: a column that backtracks is not done
-        if bool(done.all()) or bool((t == 0).any()):
-            break
-        largest = float(change.amax())
-        moving = largest > _STILL
-        exact = exact or (not moving and largest > previous / 3)
-        previous = largest
-    return c, b, kc + b, done
+            self.exact = self.exact or refinement > 1
+        return step, k_step, b_step, penalty, change
 
 
 def _inverse_of_approximation(basis: Tensor, rest: Tensor, root: Tensor, work: Tensor) -> Callable[[Tensor], Tensor]:
