@@ -61,7 +61,12 @@ def detection_rates(
         realised: list[float] = []
         rates: dict[str, list[float]] = {suffix: [] for suffix in TESTS}
         for purity in plane.purities:
-            found = [mixture_aucs(grid, n, purity, seed + k, 1) for grid in grids.values() for k in range(plane.draws)]
+            # The same seed takes the same contexts from every dimension: other seeds, for draws that are not copies.
+            found = [
+                mixture_aucs(grid, n, purity, seed + plane.draws * i + k, 1)
+                for i, grid in enumerate(grids.values())
+                for k in range(plane.draws)
+            ]
             realised.append(found[0][1].purity)
             at = f"{group}, n={n}, purity {purity:g}"
             note = about + ("" if realised[-1] > 0 else " No pair fits in here: a rate of false alarms.")
