@@ -40,23 +40,25 @@ def conjugate_gradients(
 
     Notes
     -----
-    The constraint is kept by projecting the preconditioner, P - P v v'P / v'P v, so that every iterate has v'x = 0.
+    The constraint is kept by projecting the preconditioner, P - P v v'P / v'P v, so that every iterate has v'x = 0. The
+    residual's own part along v is taken out at each iteration (Gould, Hribar and Nocedal 2001): it does not vanish, and
+    beside it the part that does would be lost to rounding.
     """
     tiny = torch.finfo(right.dtype).tiny
     if normal is not None:
         across = precondition(normal)
         length = columns(normal, across).clamp_min(tiny)
 
-    def project(r: Tensor) -> tuple[Tensor, Tensor]:
+    def project(r: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z = P r on the constraint, and r without its part along v, which is added to the multiplier instead."""
         z = precondition(r)
         if normal is None:
-            return z, torch.zeros_like(z[..., :1, :])
+            return z, r, multiplier
         m = columns(normal, z) / length
-        return torch.addcmul(z, across, m, value=-1), m
+        return torch.addcmul(z, across, m, value=-1), torch.addcmul(r, normal, m, value=-1), multiplier + m
 
     x = torch.zeros_like(right)
-    r = right
-    p, multiplier = project(r)
+    p, r, multiplier = project(right, torch.zeros_like(right[..., :1, :]))
     size = columns(r, p)
     enough = size * tolerance**2
     # A column that is done rests: its residual would shrink into denormal numbers, which are slow.
@@ -68,11 +70,10 @@ def conjugate_gradients(
         alpha = size * active / columns(p, ap).clamp_min(tiny)
         x = torch.addcmul(x, alpha, p)
         r = torch.addcmul(r, alpha, ap, value=-1)
-        z, m = project(r)
-        multiplier = torch.where(active, m, multiplier)
+        z, r, multiplier = project(r, multiplier)
         previous, size = size, columns(r, z)
         active = active & (size > enough)
-        p = torch.addcmul(z, size / previous.clamp_min(tiny), p)
+        p = torch.addcmul(z, size * active / previous.clamp_min(tiny), p)
     return x, multiplier
 
 
