@@ -1,4 +1,7 @@
-"""Conjugate gradients on many systems at once, each a column, with a preconditioner and an optional constraint."""
+"""Conjugate gradients on many systems at once, each a row, with a preconditioner and an optional constraint.
+
+Rows, as a product of few rows with a large matrix is faster than that of the matrix with few columns.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ def conjugate_gradients(
     Parameters
     ----------
     matrix : callable
-        v -> A v for columns v [B, k, T]; symmetric and positive definite, another matrix for each column.
-    right : Tensor [B, k, T]
+        v -> A v for each row of v [B, T, k]; symmetric and positive definite, another matrix for each row.
+    right : Tensor [B, T, k]
     precondition : callable
         v -> P v, symmetric and positive definite, near the inverse of A.
     tolerance : float
-        A column is done when its residual r, in the norm (r'P r)^1/2, is this share of what it was at x = 0.
-    normal : Tensor [B, k, T], optional
-        v, for every column another; without it there is no constraint.
+        A row is done when its residual r, in the norm (r'P r)^1/2, is this share of what it was at x = 0.
+    normal : Tensor [B, T, k], optional
+        v, for every row another; without it there is no constraint.
 
     Returns
     -------
-    x : Tensor [B, k, T]
-    multiplier : Tensor [B, 1, T]
+    x : Tensor [B, T, k]
+    multiplier : Tensor [B, T, 1]
         m; 0 without a constraint.
 
     Notes
@@ -47,36 +50,36 @@ def conjugate_gradients(
     tiny = torch.finfo(right.dtype).tiny
     if normal is not None:
         across = precondition(normal)
-        length = columns(normal, across).clamp_min(tiny)
+        length = rows(normal, across).clamp_min(tiny)
 
     def project(r: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z = P r on the constraint, and r without its part along v, which is added to the multiplier instead."""
         z = precondition(r)
         if normal is None:
             return z, r, multiplier
-        m = columns(normal, z) / length
+        m = rows(normal, z) / length
         return torch.addcmul(z, across, m, value=-1), torch.addcmul(r, normal, m, value=-1), multiplier + m
 
     x = torch.zeros_like(right)
-    p, r, multiplier = project(right, torch.zeros_like(right[..., :1, :]))
-    size = columns(r, p)
+    p, r, multiplier = project(right, torch.zeros_like(right[..., :1]))
+    size = rows(r, p)
     enough = size * tolerance**2
-    # A column that is done rests: its residual would shrink into denormal numbers, which are slow.
+    # A row that is done rests: its residual would shrink into denormal numbers, which are slow.
     active = size > enough
     for _ in range(_MAX_ITERATIONS):
         if not bool(active.any()):
             break
         ap = matrix(p)
-        alpha = size * active / columns(p, ap).clamp_min(tiny)
+        alpha = size * active / rows(p, ap).clamp_min(tiny)
         x = torch.addcmul(x, alpha, p)
         r = torch.addcmul(r, alpha, ap, value=-1)
         z, r, multiplier = project(r, multiplier)
-        previous, size = size, columns(r, z)
+        previous, size = size, rows(r, z)
         active = active & (size > enough)
         p = torch.addcmul(z, size * active / previous.clamp_min(tiny), p)
     return x, multiplier
 
 
-def columns(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each column: [B, k, T] x [B, k, T] -> [B, 1, T]."""
-    return (a * b).sum(-2, keepdim=True)
+def rows(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each row: [B, T, k] x [B, T, k] -> [B, T, 1]."""
+    return (a * b).sum(-1, keepdim=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from monitor.geometry.conjugate_gradients import columns, conjugate_gradients
+from monitor.geometry.conjugate_gradients import conjugate_gradients
 
 # Up to this many features a row the weights are solved for. Without its held-out rows a fit with d << n changes little.
 # With d near n every row has directions of its own, and the preconditioner must leave the held-out ones out, which is
@@ -181,7 +181,7 @@ def _nystroem(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rank(basis: Tensor, weights: Tensor) -> int:
     """Directions worth a place in the preconditioner, of the layer that has most of them."""
-    counts = columns(basis, basis) * weights.mean(-2, keepdim=True) > _COUNTS
+    counts = _columns(basis, basis) * weights.mean(-2, keepdim=True) > _COUNTS
     return max(int(counts.sum(-1).max()), min(_SMALLEST_RANK, basis.shape[-1]))
 
 
@@ -198,7 +198,7 @@ class _DualNewton:
 
     def __init__(self, gram: Tensor, basis: Tensor, T: int):
         self.gram, self.basis = gram, basis
-        self.rest = (gram.diagonal(dim1=-2, dim2=-1) - basis.square().sum(-1)).clamp_min(0)[..., None]
+        self.rest = (gram.diagonal(dim1=-2, dim2=-1) - basis.square().sum(-1)).clamp_min(0)[:, None]
         # One buffer for the largest intermediate: asking for fresh memory each time takes longer than filling it.
         self.work = gram.new_empty(len(gram), T, *basis.shape[1:])
         # Whether the last step changed the weights, and with them the preconditioner.
@@ -243,13 +243,13 @@ class _DualNewton:
         p = torch.sigmoid(scores)
         root = _curvature(scores, C, p).sqrt() * train
         wanted = C * (y - p) * train
-        root_32 = root.float()
+        root_32 = root.mT.float().contiguous()
         if self.moving:
             self.precondition = _inverse_of_approximation(self.basis, self.rest, root_32, self.work)
 
         def matrix(e: Tensor) -> Tensor:
             v = root_32 * e
-            kv = problem.kernel(v.to(c)).to(v) if self.exact else self.gram @ v
+            kv = problem.kernel(v.mT.to(c)).mT.to(v) if self.exact else v @ self.gram
             return torch.addcmul(e, root_32, kv)
 
         new, k_new, b_new = c, kc, b
@@ -261,18 +261,20 @@ class _DualNewton:
             # for in e, correction = W^1/2 e, where the matrix is I + W^1/2 K W^1/2 and e is orthogonal to W^1/2 1. It
             # is solved roughly and in float32: that takes away most of the error, and the next residual sees the rest.
             right = (wanted - new) / root.clamp_min(_SMALLEST_WEIGHT**0.5) + root * (scores - k_new - b_new)
-            e, b_more = conjugate_gradients(matrix, right.float(), self.precondition, _CG_TOLERANCE, root_32)
-            more = (root_32 * e).to(c)
+            e, b_more = conjugate_gradients(
+                matrix, right.mT.float().contiguous(), self.precondition, _CG_TOLERANCE, root_32
+            )
+            more = (root_32 * e).mT.to(c)
             more = more - train * (_sum(more) / n_train)  # in float32 the sum is 0 only to rounding
-            new, k_new, b_new = new + more, k_new + problem.kernel(more), b_new + b_more.to(c)
+            new, k_new, b_new = new + more, k_new + problem.kernel(more), b_new + b_more.mT.to(c)
             step, k_step, b_step = new - c, k_new - kc, b_new - b
             moved = k_step + b_step
             change = _change(moved, scores, train)
-            penalty = [columns(c, kc), columns(c, k_step), columns(step, k_step)]
+            penalty = [_columns(c, kc), _columns(c, k_step), _columns(step, k_step)]
             # At the solution fall = bend. The dual's error says little about the primal's, but where the fall is less
             # than half the bend the quadratic model itself would rise.
-            fall = columns(wanted, moved) - penalty[1]
-            bend = penalty[2] + columns(root * moved, root * moved)
+            fall = _columns(wanted, moved) - penalty[1]
+            bend = penalty[2] + _columns(root * moved, root * moved)
             if bool(((fall > _ENOUGH_FALL * bend) | (change <= tolerance)).all()):
                 break
             self.exact = self.exact or refinement > 1
@@ -280,20 +282,22 @@ class _DualNewton:
 
 
 def _inverse_of_approximation(basis: Tensor, rest: Tensor, root: Tensor, work: Tensor) -> Callable[[Tensor], Tensor]:
-    """v -> (I + W^1/2 (F F' + R) W^1/2)^-1 v for every column of root = W^1/2 [B, n, T], by Woodbury's r x r inverse.
+    """v -> (I + W^1/2 (F F' + R) W^1/2)^-1 v for every row of root = W^1/2 [B, T, n], by Woodbury's r x r inverse.
 
-    R = diag(rest), with rest [B, n, 1], is what F F' leaves of the Gram matrix's diagonal.
+    R = diag(rest), with rest [B, 1, n], is what F F' leaves of the Gram matrix's diagonal.
     """
     inner_weight = 1 / (1 + root.square() * rest)
     scaled = root * inner_weight
-    weighted = torch.mul((root * scaled).mT[..., None], basis[:, None], out=work)  # [B, T, n, r]
+    weighted = torch.mul((root * scaled)[..., None], basis[:, None], out=work)  # [B, T, n, r]
     core = basis.mT[:, None] @ weighted
     core.diagonal(dim1=-2, dim2=-1).mul_(1 + _CORE_RIDGE).add_(1)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(core))
+    basis_T = basis.mT.contiguous()
 
     def apply(v: Tensor) -> Tensor:
-        inner = (basis.mT @ (scaled * v)).mT[..., None]  # [B, T, r, 1]
-        return torch.addcmul(inner_weight * v, scaled, basis @ (inverse @ inner)[..., 0].mT, value=-1)
+        inner = (scaled * v) @ basis
+        inner = (inner[..., None, :] @ inverse)[..., 0, :]
+        return torch.addcmul(inner_weight * v, scaled, inner @ basis_T, value=-1)
 
     return apply
 
@@ -305,14 +309,19 @@ def _solve_primal(problem: Problem, tolerance: float) -> tuple[Tensor, Tensor, T
     y, train, C = problem.positive[:, None], problem.train, problem.C
     z = _with_intercept(problem.features)
     penalty = torch.cat([1 / problem.scale, torch.zeros_like(problem.scale[:, :1])], dim=1)
+    penalty_T = penalty.mT.contiguous()
     theta, scores, _ = _fit_all_rows(z, y, C, _START_TOLERANCE)
     inverse = torch.cholesky_inverse(_factor(z, scores, C, float(train.mean())))
 
     def direction(gradient: Tensor, scores: Tensor) -> Tensor:
-        weights = _curvature(scores, C) * train
-        return conjugate_gradients(
-            lambda v: penalty * v + z.mT @ (weights * (z @ v)), gradient, lambda v: inverse @ v, _PRIMAL_CG_TOLERANCE
-        )[0]
+        weights = (_curvature(scores, C) * train).mT.contiguous()
+        solved, _ = conjugate_gradients(
+            lambda v: penalty_T * v + (weights * (v @ z.mT)) @ z,
+            gradient.mT,
+            lambda v: v @ inverse,
+            _PRIMAL_CG_TOLERANCE,
+        )
+        return solved.mT
 
     T = train.shape[1]
     theta, scores, converged = _primal_newton(
@@ -347,7 +356,7 @@ def _primal_newton(
     for _ in range(_MAX_NEWTON):
         step = direction(z.mT @ (C * (y - torch.sigmoid(scores)) * rows) - penalty * theta, scores)
         moved = z @ step
-        quadratic = [columns(a, penalty * b) for a, b in ((theta, theta), (theta, step), (step, step))]
+        quadratic = [_columns(a, penalty * b) for a, b in ((theta, theta), (theta, step), (step, step))]
         t = _step_length(quadratic, scores, moved, y, rows, C)
         theta, scores = theta + t * step, scores + t * moved
         done = (_change(moved, scores, rows) <= tolerance)[:, 0]
@@ -411,3 +420,8 @@ def _step_length(quadratic: list[Tensor], scores: Tensor, moved: Tensor, y: Tens
 
 def _sum(a: Tensor) -> Tensor:
     return a.sum(-2, keepdim=True)
+
+
+def _columns(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each column: [B, k, T] x [B, k, T] -> [B, 1, T]."""
+    return (a * b).sum(-2, keepdim=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,7 +130,9 @@ def logistic_probes(features: Tensor, labels: Tensor, folds: Tensor, *, C: float
     column = torch.arange(len(folds), device=device)[:, None] * n_folds + folds
     chunk = _layers_at_once(layered)
     scores = torch.empty(len(folds), n_layers, n, dtype=torch.float64, device=device)
-    for first in range(0, n_layers, chunk):
+
+    @torch.no_grad()
+    def fit(first: int) -> None:
         z, scale, _, _ = _standardised(layered[:, first : first + chunk].transpose(0, 1), train)
         alike = scale.amax(1) <= _ALIKE  # [B, T]
         scale = torch.where(alike[:, None], scale, 1.0)
@@ -138,6 +142,8 @@ def logistic_probes(features: Tensor, labels: Tensor, folds: Tensor, *, C: float
             x, kept = layered[:, first + i].to(torch.float64), train[:, t] == 1
             weight, bias = _fit_alone(x[kept], positive[kept], C)
             scores[t // n_folds, first + i, ~kept] = x[~kept] @ weight + bias
+
+    _run_chunks(fit, range(0, n_layers, chunk), device)
     return scores if features.ndim == 3 else scores[:, 0]
 
 
@@ -232,6 +238,22 @@ def _layers_at_once(features: Tensor) -> int:
     n, _, d = features.shape
     budget = _CHUNK.get(features.device.type, _CHUNK["cpu"])
     return max(1, budget // (n * (d if 4 * d <= n else max(n, d))))
+
+
+def _run_chunks(fit: Callable[[int], None], chunks: range, device: torch.device) -> None:
+    """One after another, or on a CPU several at once with a thread each: a fit's products are too small to be split."""
+    n_threads = torch.get_num_threads()
+    workers = min(n_threads, len(chunks)) if device.type == "cpu" else 1
+    if workers == 1:
+        for first in chunks:
+            fit(first)
+        return
+    try:
+        # PyTorch's number of threads is a thread's own, but that of the library behind its products is the process's.
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(fit, chunks))
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def _training_rows(folds: Tensor) -> Tensor:
