@@ -53,7 +53,8 @@ class AttackResult:
             raise ValueError(f"`low` and `high` of the attack {self.name} must both be given or both be None.")
         if self.low is not None and not self.low - 1e-9 <= self.score <= self.high + 1e-9:
             raise ValueError(
-                f"The interval of the attack {self.name} must hold its score {self.score}, got {self.low} to {self.high}."
+                f"The interval of the attack {self.name} must hold its score {self.score}, got {self.low} to "
+                f"{self.high}."
             )
         object.__setattr__(self, "n", int(self.n))
 
