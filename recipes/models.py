@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from pathlib import Path
@@ -34,8 +35,8 @@ def resolve_model(name: str) -> str:
     Raises
     ------
     ModelError
-        When the name is empty, is written as a path and leads nowhere, or is a folder without a model; when an
-        embedded model cannot be fetched, verified or stored.
+        When the name is empty, is written as a path and leads nowhere, is a folder without a model, or is all but an
+        embedded one's; when an embedded model cannot be fetched, verified or stored.
     """
     name = str(name)
     if not name.strip():
@@ -50,6 +51,9 @@ def resolve_model(name: str) -> str:
         raise ModelError(f"model {name!r} is a folder without config.json or adapter_config.json: not a saved model")
     if name.startswith(("/", "./", "../", "~")) or name.endswith("/") or name.count("/") > 1:
         raise ModelError(f"model {name!r} reads as a path, and there is no such folder")
+    close = difflib.get_close_matches(name, [model.name for model in EMBEDDED], n=1, cutoff=0.8)
+    if close:  # the Hub's few names without an owner are not like these; asking it takes a minute of retries
+        raise ModelError(f"model {name!r}: did you mean {close[0]!r}? A model on the Hub has its owner in front")
     return name
 
 

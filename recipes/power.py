@@ -116,15 +116,16 @@ def _budgets(question: Question) -> list[Column]:
     for test, heading, learned in _both(question):
         options = question.planned(test, learned)
         columns.append((f"n {heading}", "n", test, _probe(learned), lambda s, o=options: sample_budget(purity, s, **o)))
-    columns.append(
-        (
-            "small-s form",
-            "n_asymptotic",
-            HELD_OUT,
-            "best",
-            lambda s: asymptotic_sample_budget(purity, s, **asymptotic),
+    if not question.given.offset:  # the small-s form knows of none
+        columns.append(
+            (
+                "small-s form",
+                "n_asymptotic",
+                HELD_OUT,
+                "best",
+                lambda s: asymptotic_sample_budget(purity, s, **asymptotic),
+            )
         )
-    )
     return columns
 
 
@@ -143,7 +144,7 @@ def _thresholds(question: Question) -> list[Column]:
                 lambda s, o=options: purity_threshold(n, s, **o),
             )
         )
-        if not learned:
+        if not learned and not question.given.offset:
             plain = {key: options[key] for key in ("level", "power", "inflation")}
             columns.append(
                 (
@@ -169,7 +170,7 @@ def _powers(question: Question) -> list[Column]:
                 lambda s, t=test, k=learned: question.power_there(s, t, k),
             )
         )
-    return columns + _budgets(question)[:-1]
+    return columns + [column for column in _budgets(question) if column[1] == "n"]
 
 
 def _remarks(question: Question) -> list[str]:
@@ -185,7 +186,7 @@ def _remarks(question: Question) -> list[str]:
             f"(held-out) and {fractions[1]:g} (cross-val.) training texts a scored one."
         )
     remarks.append("n counts scored texts, half of each group; a held-out split needs training texts besides.")
-    if given.purity is None or question.n is None:
+    if (given.purity is None or question.n is None) and not given.offset:
         remarks.append("The small-s form promises too much where s is large: from s = 6 on only purity counts.")
     if question.n is not None and round(question.balanced_n) != question.n:
         remarks.append(

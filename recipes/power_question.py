@@ -293,8 +293,13 @@ def _check_observed(given: PowerArguments, n_positive: int | None) -> None:
     if not 0.0 <= given.observed_auc <= 1.0:
         raise ValueError(f"`observed_auc` must lie in [0, 1], got {given.observed_auc}")
     missing = [name for name, value in (("n", n_positive), ("purity", given.purity)) if value is None]
-    effects = given.separation or given.auc
-    if effects is None or len(effects) != 1:
+    effects = given.separation or given.auc or ()
+    if len(effects) > 1:
+        raise ValueError(
+            f"`observed_auc` is judged against one effect, the smallest that must not be missed; got {len(effects)}: "
+            f"{', '.join(f'{effect:g}' for effect in effects)}"
+        )
+    if not effects:
         missing.append("separation (one: the smallest effect that must not be missed)")
     if missing:
         raise ValueError(

@@ -200,7 +200,8 @@ def _geometry(out: GroupReadings, marked: Tensor) -> None:
         out.add("intrinsic_dimension", dimension)
         curvature = out.attempt("curvature", "", lambda: float(sagitta_curvature(marked, max(1, round(dimension)))))
         if curvature is not None:
-            out.add("curvature", curvature, note="per squared unit of the states")
+            flat = "; 0: no bend is told from noise, the halves of the neighbours disagree" if curvature == 0 else ""
+            out.add("curvature", curvature, note=f"per squared unit of the states{flat}")
     two_nn = out.attempt("two_nn_dimension", "", lambda: float(two_nn_dimension(marked)))
     if two_nn is not None:
         out.add("two_nn_dimension", two_nn)

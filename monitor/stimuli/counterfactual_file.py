@@ -204,10 +204,12 @@ def _check_stereotype(file: _File, row: _Row, record: dict[str, Any]) -> None:
 
 def _by_dimension(file: _File, rows: list[_Row]) -> dict[str, list[_Row]]:
     named = next((row for row in rows if row.dimension), None)
-    for row in rows if named else ():
-        if not row.dimension and not any(p.line == row.line and p.field == "dimension" for p in file.problems):
-            message = f"expected a dimension, as on line {named.line} ({named.dimension!r}), got none: name it on every"
-            file.report(row.line, "dimension", message + " line or on none")
+    faulty = {problem.line for problem in file.problems if problem.field == "dimension"}
+    without = [row.line for row in rows if named and not row.dimension and row.line not in faulty]
+    if without:  # one fault of the file, however many lines have it
+        message = f"expected a dimension, as on line {named.line} ({named.dimension!r}), got none"
+        more = f" here and on {len(without) - 1} more lines" if len(without) > 1 else ""
+        file.report(without[0], "dimension", f"{message}{more}: name it on every line or on none")
     dimensions: dict[str, list[_Row]] = {}
     for row in rows:
         dimensions.setdefault(row.dimension or file.path.stem, []).append(row)

@@ -50,6 +50,8 @@ def test_a_name_is_a_folder_an_embedded_model_or_a_hub_id(llama_folder, no_fetch
         ("/nowhere", "no such folder"),
         ("runs/a/checkpoint-5", "no such folder"),
         ("~/nowhere-at-all", "no such folder"),
+        ("minilmm", "did you mean 'minilm'"),
+        ("smollm-135m", "did you mean 'smollm2-135m'"),
     ],
 )
 def test_bad_names(name, message):

@@ -81,6 +81,14 @@ def test_both_given_the_power_is_computed(capsys):
     assert value(records, "n", "held_out") == sample_budget(0.1, 2.0, level=0.05 / 24)
 
 
+def test_small_s_form_knows_of_no_offset(capsys):
+    for known, metric in (("purity", "n_asymptotic"), ("n", "purity_threshold_asymptotic")):
+        words = ["--separation", 1, f"--{known}", 0.3 if known == "purity" else 300]
+        assert metric in {record["metric"] for record in run(capsys, *words)[0]}
+        records, printed = run(capsys, *words, "--offset", 0.5)
+        assert metric not in {record["metric"] for record in records} and "small-s" not in printed
+
+
 def test_published_statement_on_separated_markers(capsys):
     # Section VI-E: with s >= 6 "detection at n = 300 requires α of about 0.05-0.06", α* ≈ z_.95/sqrt(3n). That is level
     # .05, a power of one half, one held-out test. At a power of .8, or with the calibrated null, it takes more.
@@ -279,11 +287,11 @@ BAD = [
     ("--n_positive 1 --n_negative 2", "must be at least 4"),
     ("--n 300 --n_positive 100 --n_negative 100", "contradicts"),
     ("--n 300 --n_positive 300", "one alone was given 300"),
+    ("--observed_auc 0.6 --n 300 --purity 0.1 --separation 1 2", "against one effect.*got 2: 1, 2"),
     ("--observed_auc 1.1 --n 300 --purity 0.1 --separation 1", "`observed_auc` must lie"),
     ("--observed_auc 0.6 --purity 0.1 --separation 1", "depends on --n:"),
     ("--observed_auc 0.6 --n 300 --separation 1", "depends on --purity"),
     ("--observed_auc 0.6 --n 300 --purity 0.1", "depends on --separation"),
-    ("--observed_auc 0.6 --n 300 --purity 0.1 --separation 1 2", "depends on --separation"),
     ("--n 300 --figure plot.png", "`figure` must end in .svg"),
     ("--purity 1e-9 --separation 1e-7", "more than"),
     ("--purty 0.3", "did you mean `purity`"),

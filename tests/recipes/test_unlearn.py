@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from monitor.stimuli.counterfactual import load_counterfactual_sets
 from recipes import unlearn
@@ -434,13 +435,13 @@ def test_anonymised_answers_that_are_not_there(command, forget_set):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=False, reason="on CPUs with AVX512-BF16 bitsandbytes packs weights in blocks wider than the tiny model"
-)
 @pytest.mark.parametrize("options", [{"retain_loss": "kl"}, {"retain_loss": "kl", "reference_max_bytes": 0}])
-def test_quantised_weights_with_adapters(options, command, tmp_path, capsys):
+def test_quantised_weights_with_adapters(options, command, tiny_llama, model_folder, tmp_path, capsys):
     """QLoRA: 4-bit weights, LoRA in bf16 or float32, the reference with adapters off, kept or run beside."""
     pytest.importorskip("bitsandbytes")
+    # On CPUs with AVX512-BF16 bitsandbytes packs 32 rows and blocks of 64 columns: the tiny model is too narrow.
+    shape = {"hidden_size": 64, "num_key_value_heads": 4, "head_dim": 16}
+    LlamaForCausalLM(LlamaConfig(**tiny_llama().config.to_dict() | shape)).save_pretrained(model_folder)
     options |= {"load_in_4bit": "true", "use_peft": "true", "lora_target_modules": "q_proj v_proj".split()}
     arguments = command(measures="behaviour", max_steps=2, eval_strategy="no", learning_rate=1e-2)
     for name, value in options.items():
