@@ -76,9 +76,9 @@ def greedy_answers(
     """
     _check_arguments(prompts, max_new_tokens, batch_tokens)
     anatomy = find_anatomy(model)
-    decoder = _Decoder(anatomy, tokenizer, max_new_tokens, one_line)
-    sequences = [_encode(tokenizer, prompt) for prompt in prompts]
-    _check_room(anatomy, prompts, sequences, max_new_tokens)
+    decoder = _GreedyDecoder(anatomy, tokenizer, max_new_tokens, one_line)
+    sequences = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    check_room(anatomy, prompts, sequences, max_new_tokens)
 
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     shared = world_size() > 1 and not anatomy.sharded
@@ -108,10 +108,26 @@ def greedy_answers(
     return [answers[i] for i in range(len(prompts))]
 
 
-class _Decoder:
-    """Greedy decoding of one batch; what it needs to know of model and tokenizer is looked up once."""
+class Decoder:
+    """A model's next-token logits, and the tokens that end what it says; what that takes is looked up once.
 
-    def __init__(self, anatomy: Anatomy, tokenizer, max_new_tokens: int, one_line: bool) -> None:
+    Parameters
+    ----------
+    anatomy : Anatomy
+    tokenizer : PreTrainedTokenizerBase
+
+    Attributes
+    ----------
+    stops : set of int
+        EOS of the tokenizer and of the model's configurations.
+
+    Raises
+    ------
+    ValueError
+        For a model without a head, or one that takes no cache.
+    """
+
+    def __init__(self, anatomy: Anatomy, tokenizer: PreTrainedTokenizerBase) -> None:
         name = type(anatomy.model).__name__
         if anatomy.head is None:
             raise ValueError(
@@ -119,7 +135,6 @@ class _Decoder:
                 "AutoModelForCausalLM"
             )
         self.anatomy, self.tokenizer = anatomy, tokenizer
-        self.max_new_tokens, self.one_line = max_new_tokens, one_line
         known = inspect.signature(type(anatomy.model).forward).parameters
         # transformers 5.24 calls the cache `cache`; before, it was `past_key_values`.
         cache_name = next((n for n in ("cache", "past_key_values") if n in known), None)
@@ -131,6 +146,35 @@ class _Decoder:
             {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         )
         self.stops = _stop_tokens(anatomy.model, tokenizer)
+
+    def new_cache(self) -> DynamicCache:
+        """An empty cache for `next_logits` to fill."""
+        return DynamicCache(config=self.anatomy.model.config)
+
+    def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """ids [B, T] after what the cache holds, mask [B, all so far], positions [B, T] -> logits [B, V] after them."""
+        anatomy = self.anatomy
+        inputs = {"input_ids": ids, "attention_mask": mask, self.cache_name: cache, **self.options}
+        if self.takes_positions:
+            inputs["position_ids"] = positions
+        if anatomy.sharded:
+            logits = anatomy.outer(**inputs).logits
+        else:
+            # The class's forward: trainers replace the instance's by closures of their own.
+            logits = type(anatomy.model).forward(anatomy.model, **inputs).logits
+        return logits[:, -1]
+
+    def text(self, tokens: list[int]) -> str:
+        """What the tokens say, without special tokens."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class _GreedyDecoder(Decoder):
+    """Greedy decoding of one batch."""
+
+    def __init__(self, anatomy: Anatomy, tokenizer, max_new_tokens: int, one_line: bool) -> None:
+        super().__init__(anatomy, tokenizer)
+        self.max_new_tokens, self.one_line = max_new_tokens, one_line
         self.breaks_line: dict[int, bool] = {}
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
@@ -143,7 +187,7 @@ class _Decoder:
             mask[row, : width - len(sequence)] = 0
         ids, mask = ids.to(device), mask.to(device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        cache = DynamicCache(config=self.anatomy.model.config)
+        cache = self.new_cache()
         said: list[list[int]] = [[] for _ in sequences]
         rows = list(range(len(sequences)))  # which sequence a row of the batch is
         start, stop = 0, width
@@ -164,18 +208,9 @@ class _Decoder:
             ids, start, stop = choice.unsqueeze(1), stop, stop + 1
 
     def _next(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """ids [B, T] after what the cache holds, mask [B, all so far] -> the likeliest next token [B]."""
-        anatomy = self.anatomy
-        inputs = {"input_ids": ids, "attention_mask": mask, self.cache_name: cache, **self.options}
-        if self.takes_positions:
-            inputs["position_ids"] = positions
-        if anatomy.sharded:
-            logits = anatomy.outer(**inputs).logits
-        else:
-            # The class's forward: trainers replace the instance's by closures of their own.
-            logits = type(anatomy.model).forward(anatomy.model, **inputs).logits
-        choice = logits[:, -1].argmax(-1).to(ids.device)
-        if anatomy.sharded and world_size() > 1:
+        """The likeliest next token [B]; parameters as for `next_logits`."""
+        choice = self.next_logits(ids, mask, positions, cache).argmax(-1).to(ids.device)
+        if self.anatomy.sharded and world_size() > 1:
             # All ranks must leave the loop together: a tie broken differently would leave one of them waiting.
             dist.broadcast(choice, src=0)
         return choice
@@ -188,18 +223,15 @@ class _Decoder:
         if not self.one_line:
             return False
         if token not in self.breaks_line:
-            self.breaks_line[token] = "\n" in self._text([token])
-        return self.breaks_line[token] and "\n" in self._text(said).lstrip()
+            self.breaks_line[token] = "\n" in self.text([token])
+        return self.breaks_line[token] and "\n" in self.text(said).lstrip()
 
     def _answer(self, said: list[int]) -> str:
-        text = self._text(said).strip()
+        text = self.text(said).strip()
         return text.split("\n", 1)[0].rstrip() if self.one_line else text
 
-    def _text(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-
-def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     """The prompt's ids as an answer sees them: encoded alone, a template could append EOS to it."""
     ids, first = encode_answer(tokenizer, prompt, qa_answer("x"))
     return ids[:first]
@@ -240,7 +272,7 @@ def _check_arguments(prompts: Sequence[str], max_new_tokens: int, batch_tokens: 
             raise ValueError(f"`{name}` must be at least 1, got {number}")
 
 
-def _check_room(
+def check_room(
     anatomy: Anatomy, prompts: Sequence[str], sequences: Sequence[Sequence[int]], max_new_tokens: int
 ) -> None:
     limit = getattr(anatomy.model.config.get_text_config(), "max_position_embeddings", None)
