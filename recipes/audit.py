@@ -13,7 +13,6 @@ says so.
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ from recipes.audit_report import audit_report
 from recipes.detectability_arguments import DetectabilityArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
 from recipes.measures import MEASURES, behaviour, bias_shift, check_names, detectability, fragmentation
-from recipes.models import load_model, load_tokenizer, resolve_model
+from recipes.models import adapter_base, load_model, load_tokenizer, resolve_model, tokenizer_source
 from recipes.outputs import check_writable
 from recipes.summary import write_records
 
@@ -287,20 +286,6 @@ def find_reference(arguments: AuditArguments) -> str | None:
         )
     load_tokenizer(source)  # an id that cannot be reached is better known now than after the model's pass
     return source
-
-
-def adapter_base(name: str) -> str | None:
-    """The base model of an adapter's folder; None for everything else."""
-    folder = Path(resolve_model(name))
-    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
-        return None
-    return json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-
-
-def tokenizer_source(name: str) -> str:
-    """The model itself, or an adapter's base where the adapter was saved without a tokenizer."""
-    base = adapter_base(name)
-    return name if base is None or (Path(name).expanduser() / "tokenizer_config.json").is_file() else base
 
 
 def readable(measures: Sequence[Measure], model: torch.nn.Module) -> tuple[list[Measure], list[str]]:

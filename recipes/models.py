@@ -15,7 +15,15 @@ if TYPE_CHECKING:  # importing torch and transformers takes seconds; listing the
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ModelError", "load_model", "load_tokenizer", "main", "resolve_model"]
+__all__ = [
+    "ModelError",
+    "adapter_base",
+    "load_model",
+    "load_tokenizer",
+    "main",
+    "resolve_model",
+    "tokenizer_source",
+]
 
 
 def resolve_model(name: str) -> str:
@@ -55,6 +63,20 @@ def resolve_model(name: str) -> str:
     if close:  # the Hub's few names without an owner are not like these; asking it takes a minute of retries
         raise ModelError(f"model {name!r}: did you mean {close[0]!r}? A model on the Hub has its owner in front")
     return name
+
+
+def adapter_base(name: str) -> str | None:
+    """The base model of an adapter's folder; None for everything else."""
+    folder = Path(resolve_model(name))
+    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        return None
+    return json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+
+
+def tokenizer_source(name: str) -> str:
+    """The model itself, or an adapter's base where the adapter was saved without a tokenizer."""
+    base = adapter_base(name)
+    return name if base is None or (Path(name).expanduser() / "tokenizer_config.json").is_file() else base
 
 
 def load_model(name: str, *, dtype: str | torch.dtype = "float32", **kwargs: Any) -> PreTrainedModel:
