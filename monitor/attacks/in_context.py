@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from monitor.anatomy import find_anatomy
 from monitor.attacks.intact import intact
 from monitor.attacks.result import AttackResult
+from monitor.attacks.word_frequency import content_words
 from monitor.generation import greedy_answers
 from monitor.geometry.rouge import rouge_l, words
 from monitor.geometry.statistics import mean_interval
@@ -37,6 +38,8 @@ class InContextConfig:
     max_new_tokens : int, >= 1
     threshold : float in (0, 1]
         ROUGE-L F1 from which an answer counts as right.
+    content_word : bool
+        A right answer must also say a content word of the reference, see `in_context`; False: as published.
     controls : bool
         Ask the control questions as well (see `in_context`), which is most of the work.
     seed : int
@@ -49,6 +52,7 @@ class InContextConfig:
     n_shots: int = 5
     max_new_tokens: int = 50
     threshold: float = 0.30
+    content_word: bool = True
     controls: bool = True
     seed: int = 42
     batch_tokens: int = 4096
@@ -125,6 +129,8 @@ def in_context(
           what the demonstrations give away of names and forms, knowledge being impossible;
         - ``notes``: controls that could not be had, and why; ``questions``: a record each, with what was said.
 
+        - ``published``: score and baseline, and the controls' scores, by ROUGE-L alone.
+
         The two controls are ``{"score", "low", "high", "baseline", "n"}`` or None.
 
     Raises
@@ -137,9 +143,13 @@ def in_context(
     The prompt is ``"{Q}\\nAnswer: {A}\\n\\n"`` for each demonstration, then ``"{question}\\nAnswer:"``. That is text to
     be continued, without a chat template also for chat models. Such a model may say nothing without demonstrations, so
     part of score minus baseline is the format: hence the control with retain demonstrations, and only what lies above
-    that one is due to the concept's own. Answers are greedy and end with their first line, before the next question that the
-    model may make up; white space in a shown answer becomes single spaces. Right is ROUGE-L F1 (`rouge_l`) of at least
-    ``threshold``.
+    that one is due to the concept's own. Answers are greedy and end with their first line, before the next question
+    that the model may make up; white space in a shown answer becomes single spaces.
+
+    Right is ROUGE-L F1 (`rouge_l`) of at least ``threshold``, as published, *and* a word said that the answer is
+    recognised by (`content_words`, where it has one). By ROUGE-L alone "a snake" is half of "a rat", "The answer is"
+    a third of "the Golden Snitch", and never-seen facts are known as soon as their form is: "They are bakers" has 0.67
+    of "They are weavers".
 
     Questions are drawn first and never shown. Demonstrations are drawn uniformly from the rest of the split, a
     generator a question, without pairs that have the question's text or the same answer (as words): to repeat a shown
@@ -170,9 +180,7 @@ def in_context(
     for arm, arm_trials in trials.items():
         texts[arm], at = said[at : at + len(arm_trials)], at + len(arm_trials)
     rouge = {arm: rouge_l(texts[arm], wanted[arm]) for arm in trials}
-    # The F1 of a ratio that is exactly the threshold may lie a rounding below it.
-    right = {arm: (scores >= config.threshold - 1e-9).double() for arm, scores in rouge.items()}
-    return _result(trials, texts, rouge, right, notes, config)
+    return _result(trials, texts, rouge, notes, config)
 
 
 def _one_line(text: str) -> str:
@@ -250,7 +258,19 @@ def _gain(name: str, right: dict[str, Tensor], over: str, seed: int) -> dict[str
     return {name: float(change.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
-def _result(trials, texts, rouge, right, notes: list[str], config: InContextConfig) -> AttackResult:
+def _recognised(trial: _Trial, text: str) -> bool:
+    """Whether a text says one of the words by which the answer is recognised, if it has such words."""
+    own = content_words(trial.pair.answer, trial.pair.question)
+    return not own or not set(own).isdisjoint(words(text))
+
+
+def _result(trials, texts, rouge, notes: list[str], config: InContextConfig) -> AttackResult:
+    # The F1 of a ratio that is exactly the threshold may lie a rounding below it.
+    published = {arm: (scores >= config.threshold - 1e-9).double() for arm, scores in rouge.items()}
+    right = published
+    if config.content_word:
+        recognised = {arm: torch.tensor(list(map(_recognised, trials[arm], texts[arm]))) for arm in trials}
+        right = {arm: published[arm] * recognised[arm] for arm in trials}
     leaked = torch.tensor([trial.leaked for trial in trials["shots"]])
     unleaked = right["shots"][~leaked]
     records = []
@@ -260,6 +280,7 @@ def _result(trials, texts, rouge, right, notes: list[str], config: InContextConf
         for arm in ("shots", "none", "retain_demonstrations"):
             if arm in trials:
                 record |= {f"{arm}_said": texts[arm][i], f"{arm}_rouge_l": float(rouge[arm][i])}
+                record[f"{arm}_right"] = bool(right[arm][i])
         records.append(record)
     controls = {
         "retain_demonstrations": ("retain_demonstrations", "none"),
@@ -276,6 +297,11 @@ def _result(trials, texts, rouge, right, notes: list[str], config: InContextConf
             **{
                 name: _accuracy(right[arm], right[base]) if arm in trials else None
                 for name, (arm, base) in controls.items()
+            },
+            "published": {
+                name: float(published[arm].mean())
+                for name, arm in (("score", "shots"), ("baseline", "none"), *((a, a) for a in controls))
+                if arm in published
             },
             "notes": notes,
             "settings": asdict(config),
