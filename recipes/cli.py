@@ -11,6 +11,7 @@ COMMANDS = {
     "demo": "watch a small model forget a concept, start to end",
     "unlearn": "unlearn a forget set while the measures watch",
     "audit": "read every measure once on a model, without training",
+    "attack": "try to get back what a model was made to forget",
     "merge": "mix two checkpoints or adapters at given ratios, or subtract a task vector",
     "check": "validate a forget-set file and say what is wrong with it, line by line",
     "study": "re-run an experiment of the detectability paper and set it beside the published numbers",

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from monitor.attacks.result import AttackResult
+from recipes import attack as command
+from recipes.attacks import ATTACKS, Attack, chosen
+from recipes.models import ModelError
+
+
+def pairs(tmp_path):
+    lines = []
+    for i in range(6):
+        for split, who in (("forget", "wizard"), ("retain", "captain"), ("heldout", "ship")):
+            lines.append({"question": f"who is {who} {i}?", "answer": f"the {who} of {i}", "split": split})
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def folders(tiny_llama, tiny_tokenizer, tmp_path):
+    made = []
+    for seed, name in enumerate(("start", "end")):
+        tiny_llama(seed).save_pretrained(tmp_path / name)
+        tiny_tokenizer.save_pretrained(tmp_path / name)
+        made.append(str(tmp_path / name))
+    return made
+
+
+def test_names_and_settings():
+    assert [attack.name for attack in chosen("all")] == list(ATTACKS)
+    (found,) = chosen(["membership"], quick=True, seed=7)
+    assert found.config.seed == 7 and found.config == type(found.config).quick().__class__(**vars(found.config))
+    (papers,) = chosen(["gcg"])
+    (quick,) = chosen(["gcg"], quick=True)
+    assert papers.config != quick.config
+    for names, message in (([], "is empty"), (["mia"], "must be among membership.*got mia")):
+        with pytest.raises(ValueError, match=message):
+            chosen(names)
+
+
+def test_models_side_by_side(folders, tmp_path, capsys):
+    words = ["--attacks", "membership", "--quick", "--forget_set", str(pairs(tmp_path)), "--use_cpu"]
+    command.main([*folders, *words, "--json", "-", "--output_dir", str(tmp_path / "out")])
+    out, err = capsys.readouterr()
+    records = json.loads(out)
+    assert [record["model"] for record in records] == folders
+    assert records[0]["value"] != records[1]["value"] and {r["metric"] for r in records} == {"membership"}
+    assert "Attacks on" in err and "0.500" in err  # what membership is without a trace
+    files = sorted((tmp_path / "out").iterdir())
+    assert len(files) == 2
+    kept = json.loads(files[0].read_text())
+    assert kept["score"] == records[0]["value"] and kept["details"]
+
+
+def test_a_failed_attack_is_told_and_the_others_stand(folders, tmp_path, monkeypatch, capsys):
+    def broken(*_, **__):
+        raise RuntimeError("out of ideas")
+
+    def works(*_, **__):
+        return AttackResult("works", 0.25, None, None, 0.125, 3, {})
+
+    monkeypatch.setattr(
+        command, "chosen", lambda *_, **__: [Attack(broken, None, "nothing"), Attack(works, None, "something")]
+    )
+    with pytest.raises(SystemExit) as caught:
+        command.main([folders[0], "--forget_set", str(pairs(tmp_path)), "--use_cpu"])
+    assert caught.value.code == 1
+    out = capsys.readouterr().out
+    assert "broken was not carried out: RuntimeError: out of ideas" in out and "0.250" in out and "0.125" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "No model"),
+        (["a", "--model", "b"], "given twice"),
+        (["./nowhere"], "no such folder"),
+        (["start", "start"], "start is given twice"),
+        (["start", "--attacks", "gcg", "--forget_set", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["start", "--output_dir", "."], "is not empty"),
+    ],
+)
+def test_bad_input_is_one_error(words, message, folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, OSError, ModelError), match=message):
+        command.main(words)
