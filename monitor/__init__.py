@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monitor.activations import Activations, Answers, States, measure_activations
+    from monitor.attack_when import AttackWhen
     from monitor.callback import Monitor
     from monitor.journal import Journal
     from monitor.measure_callbacks import (
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from monitor.measures.fragmentation import Fragmentation
     from monitor.measures.measure import Measure
     from monitor.readings import Reading
+    from monitor.rules import Condition, StopWhen
     from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
     from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
     from monitor.stimuli.forget_set import ForgetSet, Pair, load_forget_set
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 _HOME = {
     "Activations": "monitor.activations",
     "Answers": "monitor.activations",
+    "AttackWhen": "monitor.attack_when",
     "Behaviour": "monitor.measures.behaviour",
     "BehaviourCallback": "monitor.measure_callbacks",
     "BiasShift": "monitor.measures.bias_shift",
     "BiasShiftCallback": "monitor.measure_callbacks",
     "BiasStimuli": "monitor.stimuli.bias",
+    "Condition": "monitor.rules",
     "CounterfactualSet": "monitor.stimuli.counterfactual",
     "Detectability": "monitor.measures.detectability",
     "DetectabilityCallback": "monitor.measure_callbacks",
@@ -47,6 +51,7 @@ _HOME = {
     "Pair": "monitor.stimuli.forget_set",
     "Reading": "monitor.readings",
     "States": "monitor.activations",
+    "StopWhen": "monitor.rules",
     "load_bias_stimuli": "monitor.stimuli.bias",
     "load_counterfactual_sets": "monitor.stimuli.counterfactual",
     "load_forget_set": "monitor.stimuli.forget_set",
@@ -56,11 +61,13 @@ _HOME = {
 __all__ = [
     "Activations",
     "Answers",
+    "AttackWhen",
     "Behaviour",
     "BehaviourCallback",
     "BiasShift",
     "BiasShiftCallback",
     "BiasStimuli",
+    "Condition",
     "CounterfactualSet",
     "Detectability",
     "DetectabilityCallback",
@@ -73,6 +80,7 @@ __all__ = [
     "Pair",
     "Reading",
     "States",
+    "StopWhen",
     "load_bias_stimuli",
     "load_counterfactual_sets",
     "load_forget_set",

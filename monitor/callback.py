@@ -12,13 +12,18 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from monitor.activations import DEFAULT_TOKEN_BUDGET, Activations, plan_activations, run_plan
 from monitor.anatomy import find_anatomy
-from monitor.journal import Journal
+from monitor.attack_run import drop_results_after, result_file, run_attack
+from monitor.attack_when import AttackWhen
+from monitor.decisions import Decisions, Due, Rule
+from monitor.journal import ATTACKS, RULES, Journal
 from monitor.measures.measure import Measure
 from monitor.ranks import barrier, everywhere, rank
 from monitor.readings import Reading
 from monitor.reference import adapter_off, load_stored, other_reference
-from monitor.tensorboard import find_writer, write_layout, write_scalars
-from monitor.undisturbed import evaluation_mode
+from monitor.rule_checks import check_names, parse_rules
+from monitor.schedule import every_steps, measured_after_checkpoint
+from monitor.telling import headlines, log, stand_in_for_best
+from monitor.tensorboard import find_writer, write_hparams, write_layout, write_scalars
 
 FOLDER = "monitor"
 
@@ -44,6 +49,9 @@ class Monitor(TrainerCallback):
         Padded tokens in a batch of the activation pass.
     progress : bool, default True
         Show a progress bar while measuring, on the first process only.
+    rules : str, StopWhen, AttackWhen or a sequence of them, default ()
+        What follows from readings: ``"bias_shift/delta_b < -0.02"`` (short for `StopWhen` of it) stops training,
+        `AttackWhen` attacks the model. Decided by the first process, after each measurement.
 
     Notes
     -----
@@ -52,7 +60,10 @@ class Monitor(TrainerCallback):
     `attach` has given the monitor its trainer, to TensorBoard through the Trainer's writer and to every other tracker.
 
     A monitored run's weights and losses are bit-equal to the unmonitored run's: the pass draws no random numbers and
-    restores what it touches.
+    restores what it touches. So does a run that is attacked on the way, and an attack that fails is a reading that says
+    so. Decisions and what attacks found are lines of the journal, too (measures ``rules`` and ``attacks``), and the
+    state of rules is read from it when a run is resumed. A resumed run that a rule had stopped at that very checkpoint
+    takes one more step, before which the Trainer cannot be stopped, and stops.
     """
 
     def __init__(
@@ -66,6 +77,7 @@ class Monitor(TrainerCallback):
         tokenizer=None,
         token_budget: int = DEFAULT_TOKEN_BUDGET,
         progress: bool = True,
+        rules: str | Rule | Sequence[str | Rule] = (),
     ) -> None:
         self.measures = tuple(measures) if isinstance(measures, (list, tuple)) else (measures,)
         if not self.measures:
@@ -76,25 +88,34 @@ class Monitor(TrainerCallback):
         names = [measure.name for measure in self.measures]
         if len(set(names)) < len(names):
             raise ValueError(f"`measures` must have distinct names, got {names}; pass `name=...` to one of them.")
-        self.every_steps = _every_steps(every)
+        if taken := {RULES, ATTACKS} & set(names):
+            raise ValueError(f"A measure may not be named {taken.pop()!r}, as lines of the journal are; rename it.")
+        self.every_steps = every_steps(every)
         self.every = every if isinstance(every, str) else "steps"
         self.reference = reference
         self.at_start, self.at_end = at_start, at_end
         self.tokenizer = tokenizer
         self.token_budget = token_budget
         self.progress = progress
+        self.rules = parse_rules(rules, self.measures)
         self.trainer = None
         self._forget_run()
 
     def _forget_run(self) -> None:
         """What belongs to one trainer: a monitor that is attached to another one starts afresh."""
-        self.readings: list[Reading] = []
+        self.readings: list[Reading] = []  # of the last measurement
+        self.attack_readings: list[Reading] = []  # of the last step with attacks
         self._plan = None
         self._reference: Activations | None = None
         self._journal: Journal | None = None
+        self._decisions: Decisions | None = None
         self._measured_step: int | None = None
+        self._attacked_step: int | None = None
         self._training = False
+        self._finished = True
+        self._names_checked = False
         self._layout_written = False
+        self._tags: set[str] = set()  # of the headline scalars that TensorBoard has got
         self._evaluated_only = False  # the journal holds nothing but a bare evaluation by this object
 
     def attach(self, trainer) -> Monitor:
@@ -117,127 +138,148 @@ class Monitor(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, processing_class=None, **kwargs):
         self._training = True
+        self._finished = True  # until a step has been taken there is no end to look at
         self._prepare(args, model, processing_class)
         step = state.global_step
         if state.is_world_process_zero:
             if step > 0:
                 self._journal.rewind(step)
+                drop_results_after(self._folder(args), step)
             elif self._evaluated_only:
                 self._journal.rewind(-1)
             else:
                 self._set_previous_run_aside(args)
         barrier()
-        self._measured_step = None
+        self._measured_step = self._attacked_step = None
         self._reference = None
         now = self._obtain_reference(args, model, step)
         self._evaluated_only = False
+        self._decisions = Decisions(self.rules, self._journal, first=state.is_world_process_zero)
         if (step == 0 and self.at_start) or self._missed(args, state):
-            self._measure(args, state, model, now=now)
+            self._measure(args, state, control, model, now=now)
+        self._check_rules_unmeasured()
+        if step > 0:
+            self._attack(self._decisions.resume(control, step), args, state, model)
         return control
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        due = self.every == "steps" and state.global_step % self.every_steps == 0
-        if due or (self.at_end and control.should_training_stop):
-            self._measure(args, state, model)
+        self._finished = False
+        if self.every == "steps" and state.global_step % self.every_steps == 0:
+            self._measure(args, state, control, model)
+        self._attack(self._decisions.scheduled("step", state.global_step), args, state, model)
+        if control.should_training_stop:
+            self._finish(args, state, control, model)
         return control
 
     def on_epoch_end(self, args, state, control, model=None, **kwargs):
+        if self.every == "epoch":
+            self._measure(args, state, control, model)
         # An early stop leaves the loop through here, before the best model is loaded.
-        if self.every == "epoch" or (self.at_end and control.should_training_stop):
-            self._measure(args, state, model)
+        if control.should_training_stop:
+            self._finish(args, state, control, model)
         return control
 
     def on_save(self, args, state, control, model=None, **kwargs):
-        if self.every == "save" and self._training:
-            self._measure(args, state, model)
+        if self._training:
+            if self.every == "save":
+                self._measure(args, state, control, model)
+            self._attack(self._decisions.scheduled("save", state.global_step), args, state, model)
         return control
 
     def on_evaluate(self, args, state, control, model=None, metrics=None, processing_class=None, **kwargs):
         if not self._training:
             self._evaluate_outside_training(args, state, model, processing_class)
         elif self.every == "eval":
-            self._measure(args, state, model)
-        if metrics is not None and self._measured_step == state.global_step:
+            self._measure(args, state, control, model)
+        if metrics is not None:
             # In place: this is what best-model bookkeeping and early stopping read.
-            metrics.update(self._headlines())
-            self._stand_in_for_best(args, metrics)
+            wanted = self._headline_metrics()
+            if self._attacked_step == state.global_step:
+                metrics.update(headlines(self.attack_readings, wanted))
+            if self._measured_step == state.global_step:
+                metrics.update(headlines(self.readings, wanted))
+            else:
+                wanted = {ATTACKS: wanted[ATTACKS]}
+            stand_in_for_best(args, metrics, wanted)
+        return control
+
+    def on_log(self, args, state, control, logs=None, model=None, **kwargs):
+        if self._training and "train_runtime" in (logs or {}):
+            # The summary of the training: the last event before the best model is loaded and TensorBoard's writer is
+            # closed, and the only one after an evaluation or a checkpoint that an epoch's end brought.
+            self._finish(args, state, control, model)
+            writer = self._writer(state)
+            if writer is not None and self._tags:
+                write_hparams(writer, args, model, sorted(self._tags))
         return control
 
     def on_train_end(self, args, state, control, **kwargs):
         self._training = False
         return control
 
-    def _missed(self, args, state) -> bool:
-        """Whether the run was killed between writing the checkpoint it resumes from and measuring it.
+    def _finish(self, args, state, control, model) -> None:
+        """The last measurement and attacks, at whichever event first sees the end."""
+        if self._finished:
+            return
+        self._finished = True
+        if self.at_end:
+            self._measure(args, state, control, model)
+        self._attack(self._decisions.scheduled("end", state.global_step), args, state, model)
 
-        A checkpoint comes before the measurement where `on_save` measures, and where the epoch's end does while steps
-        decide on checkpoints.
-        """
-        at_epoch = self.every == "epoch" or (self.every == "eval" and args.eval_strategy == "epoch")
-        due = self.every == "save" or (at_epoch and bool(state.epoch) and float(state.epoch).is_integer())
-        return state.global_step > 0 and due and not everywhere(state.global_step in self._journal.steps)
+    def _missed(self, args, state) -> bool:
+        """Whether the run was killed between writing the checkpoint it resumes from and measuring it."""
+        due = state.global_step > 0 and measured_after_checkpoint(self.every, args, state)
+        return due and not everywhere(state.global_step in self._journal.steps)
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
-    def _measure(self, args, state, model, now: Activations | None = None) -> None:
+    def _measure(self, args, state, control, model, now: Activations | None = None) -> None:
         step = state.global_step
         if self._measured_step == step:
             return
         if now is None:
-            now = run_plan(
-                self._callable(model), self._plan, token_budget=self.token_budget, progress=self._title(f"step {step}")
-            )
+            now = self._run(model, f"step {step}")
         self._read(now)
-        self._record(args, state, model)
-
-    def _record(self, args, state, model) -> None:
-        self._measured_step = state.global_step
-        if state.is_world_process_zero and state.global_step not in self._journal.steps:
-            self._journal.append(state.global_step, state.epoch, self.readings)
-        self._tell(args, state, model)
+        self._record(state)
+        self._tell(state, model, self.readings)
+        self._attack(self._decisions.follow(control, step), args, state, model)
 
     def _read(self, now: Activations) -> None:
         self.readings = [reading for measure in self.measures for reading in measure.read(now, self._reference)]
+        if not self._names_checked:
+            check_names(self.rules, {reading.name for reading in self.readings})
+            self._names_checked = True
 
-    def _tell(self, args, state, model) -> None:
+    def _record(self, state) -> None:
+        """Journal the readings, and in training what the rules make of them."""
+        step = self._measured_step = state.global_step
+        if state.is_world_process_zero and step not in self._journal.steps:
+            decided = self._decisions.decide(step, self.readings) if self._training else []
+            self._journal.append(step, state.epoch, [*self.readings, *decided])
+
+    def _tell(self, state, model, readings: Sequence[Reading]) -> None:
         if self.trainer is None:
             return
-        with evaluation_mode(model):
-            # TRL's `log` empties its own metrics of the current mode: the training metrics are not ours to take. And
-            # the Trainer takes any log for the one that is due at this step, which would lose its training loss.
-            due = self.trainer.control.should_log
-            self.trainer.log(self._headlines())
-            self.trainer.control.should_log = due
-        writer = find_writer(self.trainer) if state.is_world_process_zero else None
-        if writer is not None:
-            if not self._layout_written:
-                write_layout(writer, self.readings)
-                self._layout_written = True
-            write_scalars(writer, self.readings, state.global_step)
-
-    def _headlines(self) -> dict[str, float]:
-        wanted = {measure.name: measure.headline for measure in self.measures}
-        metrics: dict[str, float | None] = {}
-        for reading in self.readings:
-            if not reading.group and reading.metric in wanted[reading.measure]:
-                # The first is the headline. Where it is not valid, no other layer's value may take its place.
-                metrics.setdefault(f"eval_{reading.measure}_{reading.metric}", reading.value if reading.valid else None)
-        return {name: value for name, value in metrics.items() if value is not None}
-
-    def _stand_in_for_best(self, args, metrics: dict) -> None:
-        """An invalid reading that decides on the best model counts as the worst; missing, it would end the run."""
-        wanted = args.metric_for_best_model
-        if wanted is None:
+        wanted = self._headline_metrics()
+        if metrics := headlines(readings, wanted):
+            log(self.trainer, model, metrics)
+        writer = self._writer(state)
+        if writer is None:
             return
-        key = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
-        ours = {f"eval_{measure.name}_{metric}" for measure in self.measures for metric in measure.headline}
-        if key in ours and key not in metrics:
-            warnings.warn(
-                f"`metric_for_best_model` is {wanted}, and that reading is not valid at this step: it counts as the "
-                "worst. The journal says why.",
-                stacklevel=2,
-            )
-            metrics[key] = float("-inf") if args.greater_is_better else float("inf")
+        if not self._layout_written and self.readings:
+            write_layout(writer, self.readings, wanted[ATTACKS])
+            self._layout_written = True
+        write_scalars(writer, readings, state.global_step)
+        self._tags |= {r.name for r in readings if r.valid and not r.group and r.metric in wanted[r.measure]}
+
+    def _writer(self, state):
+        return find_writer(self.trainer) if self.trainer is not None and state.is_world_process_zero else None
+
+    def _headline_metrics(self) -> dict[str, tuple[str, ...]]:
+        """Of each measure, and of attacks."""
+        attacks = (name for rule in self.rules if isinstance(rule, AttackWhen) for name in rule.names)
+        measured = {measure.name: tuple(measure.headline) for measure in self.measures}
+        return {**measured, ATTACKS: tuple(dict.fromkeys(attacks))}
 
     def _evaluate_outside_training(self, args, state, model, processing_class) -> None:
         """A bare `trainer.evaluate()`: measure, but never disturb what a training run stored."""
@@ -248,12 +290,40 @@ class Monitor(TrainerCallback):
                 self._reference = run_plan(self._callable(model), self._plan, token_budget=self.token_budget)
             else:
                 self._obtain_reference(args, model, step=max(1, state.global_step))
-        now = run_plan(
-            self._callable(model), self._plan, token_budget=self.token_budget, progress=self._title("evaluation")
-        )
+        now = self._run(model, "evaluation")
         self._evaluated_only = state.is_world_process_zero and not self._journal.lines
         self._read(now)
-        self._record(args, state, model)
+        self._record(state)
+        self._tell(state, model, self.readings)
+
+    # --- rules and attacks ---------------------------------------------------------------------------------------
+
+    def _attack(self, due: Due, args, state, model) -> None:
+        """Run attacks, each with what started it; one that has run at this step is not run again."""
+        step = state.global_step
+        if due and self._attacked_step != step:
+            self._attacked_step, self.attack_readings = step, []
+        for attack, trigger in due:
+            if any(reading.metric == attack.name for reading in self.attack_readings):
+                continue
+            readings = run_attack(
+                attack, self._callable(model), self._tokenizer, trigger=trigger, seed=args.seed, progress=self.progress,
+                file=result_file(self._folder(args), step, attack.name),
+            )  # fmt: skip
+            if state.is_world_process_zero:
+                self._journal.append(step, state.epoch, readings)
+            self.attack_readings += readings
+            self._tell(state, model, readings)
+
+    def _check_rules_unmeasured(self) -> None:
+        """Before the first step also where nothing is measured there: on the journal's names, or the reference's."""
+        known = {"/".join(filter(None, (r["measure"], r["metric"], r["group"]))) for r in self._journal.lines}
+        conditions = [rule.condition for rule in self.rules if rule.condition is not None]
+        if not self._names_checked and any(condition.name not in known for condition in conditions):
+            asked = [m for m in self.measures if any(condition.measure == m.name for condition in conditions)]
+            readings = [r for measure in asked for r in measure.read(self._reference, self._reference)]
+            check_names(self.rules, {reading.name for reading in readings})
+        self._names_checked = True
 
     # --- reference and files ------------------------------------------------------------------------------------
 
@@ -329,13 +399,3 @@ class Monitor(TrainerCallback):
             stacklevel=2,
         )
         self._journal = Journal(folder / "journal.jsonl")
-
-
-def _every_steps(every: str | Mapping[str, int]) -> int | None:
-    if isinstance(every, str) and every in ("eval", "save", "epoch"):
-        return None
-    if isinstance(every, Mapping) and set(every) == {"steps"}:
-        steps = every["steps"]
-        if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
-            return steps
-    raise ValueError(f"`every` must be 'eval', 'save', 'epoch' or {{'steps': n}} with n > 0, got {every!r}.")

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from monitor.readings import Reading
 
+# What is journaled beside measurements: what rules decided, and what attacks found.
+RULES, ATTACKS = "rules", "attacks"
+
 
 class Journal:
     """``journal.jsonl``: a line is ``step, epoch, time, measure, metric, group, layer, value, low, high, valid, note``.
@@ -33,11 +36,11 @@ class Journal:
 
     @property
     def steps(self) -> set[int]:
-        """Steps that have been measured."""
-        return {line["step"] for line in self.lines}
+        """Steps that have been measured; an attack alone does not make one."""
+        return {line["step"] for line in self.lines if line["measure"] not in (RULES, ATTACKS)}
 
     def append(self, step: int, epoch: float | None, readings: Sequence[Reading]) -> None:
-        """Add one measurement."""
+        """Add one measurement, with what rules decided on it, or the readings of one attack."""
         now = time.time()
         lines = [_line(step, epoch, now, reading) for reading in readings]
         data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 def _initialised() -> bool:
@@ -22,10 +26,24 @@ def barrier() -> None:
         dist.barrier()
 
 
+def gathered(value: Any) -> list[Any]:
+    """`value` of every rank, in the order of ranks, on every rank."""
+    if not _initialised():
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def everywhere(condition: bool) -> bool:
     """Whether `condition` holds on every rank: a pass is a collective, so ranks may not disagree about running it."""
+    return all(gathered(condition))
+
+
+def from_first(value: T) -> T:
+    """The first rank's `value`, on every rank: what only it may decide."""
     if not _initialised():
-        return condition
-    conditions: list[bool] = [False] * world_size()
-    dist.all_gather_object(conditions, condition)
-    return all(conditions)
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

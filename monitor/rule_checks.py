@@ -1,0 +1,80 @@
+"""Rules against the measures they are about, before a run spends anything on them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+
+from monitor.attack_when import Attack, AttackWhen
+from monitor.decisions import Rule
+from monitor.rules import StopWhen
+
+
+def parse_rules(rules, measures: Sequence) -> tuple[Rule, ...]:
+    """The rules as given to a monitor; a string stands for `StopWhen` of that condition.
+
+    Raises
+    ------
+    ValueError
+        For what is no rule, a condition on a measure that is not among `measures`, the same condition twice, or one
+        name for different attacks.
+    """
+    given = rules if isinstance(rules, (list, tuple)) else (rules,)
+    parsed = tuple(StopWhen(rule) if isinstance(rule, str) else rule for rule in given)
+    for rule in parsed:
+        if not isinstance(rule, (StopWhen, AttackWhen)):
+            raise ValueError(f"`rules` must be conditions, StopWhen or AttackWhen, or a list of them, got {rule!r}.")
+    names = [measure.name for measure in measures]
+    seen: set[tuple[type, str]] = set()
+    for rule in parsed:
+        if rule.condition is None:
+            continue
+        if rule.condition.measure not in names:
+            raise ValueError(
+                f"The rule {str(rule.condition)!r} reads the measure {rule.condition.measure!r}, which this monitor "
+                f"has not{_meant(rule.condition.measure, names)}. Its measures: {', '.join(names)}."
+            )
+        key = (type(rule), str(rule.condition))
+        if key in seen:
+            raise ValueError(
+                f"`rules` has two {type(rule).__name__} on {str(rule.condition)!r}; make them one: the journal tells "
+                "rules apart by their conditions."
+            )
+        seen.add(key)
+    _check_attacks([attack for rule in parsed if isinstance(rule, AttackWhen) for attack in rule.attacks])
+    return parsed
+
+
+def _check_attacks(attacks: Sequence[Attack]) -> None:
+    by_name: dict[str, Attack] = {}
+    for attack in attacks:
+        other = by_name.setdefault(attack.name, attack)
+        same = (
+            other.function == attack.function
+            and other.config == attack.config
+            and other.forget_set is attack.forget_set
+        )
+        if not same:
+            raise ValueError(
+                f"`rules` has different attacks of one name, {attack.name!r}, whose readings would be one curve. Name "
+                f'them by a mapping: attacks={{"{attack.name}_quick": ({attack.name}, quick)}}.'
+            )
+
+
+def check_names(rules: Sequence[Rule], names: Collection[str]) -> None:
+    """Raise for a condition on a reading that is not among `names`, those of a measurement."""
+    for rule in rules:
+        if rule.condition is None or rule.condition.name in names:
+            continue
+        condition = rule.condition
+        same_measure = sorted(name for name in names if name.startswith(f"{condition.measure}/"))
+        close = difflib.get_close_matches(condition.name, same_measure, n=5) or same_measure[:20]
+        raise ValueError(
+            f"The rule {str(condition)!r} reads {condition.name!r}, which the measure {condition.measure!r} does not "
+            f"give. Close to it: {', '.join(close)}."
+        )
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
