@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,3 +241,48 @@ def test_a_model_without_a_head_or_that_has_diverged_cannot_be_sampled(llama, ti
         llama.model.norm.weight[0] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
         sampled_answers(llama, tiny_tokenizer, ["a"], n_samples=1, seeds=[0])
+
+
+SCRIPT = """
+import json, sys, torch, torch.distributed as dist
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from monitor.sampling import sampled_answers
+
+folder = sys.argv[1]
+dist.init_process_group("gloo")
+tokenizer = AutoTokenizer.from_pretrained(folder + "/model")
+model = AutoModelForCausalLM.from_pretrained(folder + "/model")
+said = sampled_answers(
+    torch.nn.parallel.DistributedDataParallel(model), tokenizer, **json.load(open(folder + "/options.json"))
+)
+json.dump(said, open(f"{folder}/{dist.get_rank()}.json", "w"))
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+try:
+    sampled_answers(model, tokenizer, ["a"], n_samples=1, seeds=[0])
+except ValueError as error:
+    assert "sharded" in str(error)
+    open(f"{folder}/{dist.get_rank()}.refused", "w").close()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_every_rank_gets_what_one_process_gets_and_shards_are_refused(llama, tiny_tokenizer, tmp_path):
+    options = {"prompts": PROMPTS, "seeds": [1, 2, 3], "n_samples": 4, "progress": "drawing", **SETTINGS}
+    llama.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "options.json").write_text(json.dumps(options))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "script.py"), str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = sampled_answers(llama, tiny_tokenizer, **options)
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+        assert (tmp_path / f"{rank}.refused").exists()
