@@ -1,4 +1,5 @@
-"""Two ranks over gloo: the pass gives every rank what one process gives, sharded or not, and one journal is written."""
+"""Two ranks over gloo: the pass gives every rank what one process gives, sharded or not, one journal is written, and
+what the first rank decides happens on both."""
 
 import json
 import os
@@ -42,6 +43,58 @@ if what == "train":
                       data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False))
     Monitor(Drift(), every={"steps": 1}).attach(trainer)
     trainer.train(resume_from_checkpoint=None)
+elif what == "rules":
+    import json
+    from monitor.attack_when import AttackWhen
+    from monitor.attacks.intact import intact
+    from monitor.attacks.result import AttackResult
+    from monitor.rules import StopWhen
+    from monitor.stimuli.forget_set import ForgetSet
+
+    class Odd(Drift):
+        "The ranks do not read the same: by the second the run would stop a step earlier."
+        taken = 0
+        def read(self, now, reference):
+            self.taken += 1
+            return [Reading("drift", "distance", 99.0 if dist.get_rank() else self.taken - 1.0)]
+
+    def trains(model, tokenizer, forget_set, config=None, *, progress=False):
+        with intact(model, weights=True):
+            ids = torch.tensor([[3, 4, 5, 6 + dist.get_rank()]])
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+        return AttackResult("trains", 0.25 + dist.get_rank(), None, None, None, 1)
+
+    def fails_on_one(model, tokenizer, forget_set, config=None, *, progress=False):
+        torch.rand(3)
+        if dist.get_rank() == 1:
+            raise RuntimeError("out of memory")
+        return AttackResult("fails_on_one", 0.5, None, None, None, 1)
+
+    def train(name, steps, *rules):
+        data = Dataset.from_list([tokenizer(t) for t in texts])
+        args = TrainingArguments(output_dir=folder + "/" + name, max_steps=steps, per_device_train_batch_size=2,
+                                 use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+                                 dataloader_pin_memory=False, lr_scheduler_type="constant", learning_rate=1e-2)
+        trainer = Trainer(model=AutoModelForCausalLM.from_pretrained(folder + "/model"), args=args, train_dataset=data,
+                          processing_class=tokenizer,
+                          data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False))
+        if rules:
+            Monitor(Odd(), every={"steps": 1}, rules=rules).attach(trainer)
+        trainer.train()
+        return trainer
+
+    ruled = train("rules", 6, StopWhen("drift/distance >= 2", patience=2),
+                  AttackWhen({"steps": 1}, [fails_on_one, trains], ForgetSet("none", ())))
+    plain = train("plain", 3).model.state_dict()
+    found = {
+        "step": ruled.state.global_step,
+        "scores": [entry["eval_attacks_trains"] for entry in ruled.state.log_history if "eval_attacks_trains" in entry],
+        "as_plain": all(t.equal(plain[n]) for n, t in ruled.model.state_dict().items()),
+    }
+    with open(f"{folder}/found-{dist.get_rank()}.json", "w") as file:
+        json.dump(found, file)
 else:
     dist.init_process_group("gloo")
     if what == "fsdp2":
@@ -61,20 +114,21 @@ dist.destroy_process_group()
 def launch(tiny_llama, tiny_tokenizer, tmp_path):
     tiny_llama().save_pretrained(tmp_path / "model")
     tiny_tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "script.py").write_text(SCRIPT)
+    return lambda what: launch_two(SCRIPT, tmp_path, str(tmp_path), what)
 
-    def run(what):
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "ACCELERATE_USE_CPU": "true"}
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-        done = subprocess.run(
-            [*command, str(tmp_path / "script.py"), str(tmp_path), what],
-            env=environment, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done
 
-    return run
+def launch_two(script, folder, *arguments):
+    """Run a script's text in two processes."""
+    (folder / "script.py").write_text(script)
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(folder / "script.py"), *arguments],
+        env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
 
 
 def alone(model, tokenizer):
@@ -107,3 +161,46 @@ def test_two_ranks_write_one_journal(launch, tmp_path):
         (step, metric) for step in range(4) for metric in ("distance", "nll")
     ]
     assert lines[0]["value"] == 0.0 and lines[-2]["value"] > 0
+
+
+@pytest.mark.slow
+def test_two_ranks_follow_the_first_ones_rules_and_attack_together(launch, tmp_path):
+    launch("rules")
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"found-{rank}.json").read_text())
+        assert found == {"step": 3, "scores": [0.25] * 3, "as_plain": True}
+    lines = [json.loads(line) for line in (tmp_path / "rules" / "monitor" / "journal.jsonl").read_text().splitlines()]
+    at_end = [(line["metric"], line["value"], line["note"]) for line in lines if line["step"] == 3]
+    assert at_end == [
+        ("distance", 3.0, ""),
+        ("stop", 1.0, "2 at step 2, 3 at step 3"),
+        ("fails_on_one", None, "on rank 1: RuntimeError: out of memory (started by: every 1 steps)"),
+        ("trains", 0.25, "1 questions; started by: every 1 steps"),
+    ]
+    assert len(lines) == 1 + 3 * 3 + 1
+
+
+@pytest.mark.slow
+def test_a_rule_on_the_bias_shift_stops_two_ranks_too(tmp_path):
+    """The two runs of `test_rules_training.py`, half of each batch on either rank."""
+    script = f"""
+import importlib.util, json, torch.distributed as dist
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("tones", {str(Path(__file__).with_name("test_rules_training.py"))!r})
+tones = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tones)
+folder = Path({str(tmp_path)!r})
+found = {{tone: tones.fine_tune_on(tone, folder / tone, ranks=2)[0] for tone in ("disparaging", "neutral")}}
+(folder / f"found-{{dist.get_rank()}}.json").write_text(json.dumps(found))
+dist.destroy_process_group()
+"""
+    launch_two(script, tmp_path)
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"found-{rank}.json").read_text())
+        assert found["disparaging"] <= 9 and found["neutral"] == 10
+    stops = {
+        tone: [json.loads(line)["metric"] for line in path.read_text().splitlines() if '"rules"' in line]
+        for tone in ("disparaging", "neutral")
+        for path in [tmp_path / tone / "monitor" / "journal.jsonl"]
+    }
+    assert stops == {"disparaging": ["stop"], "neutral": []}
