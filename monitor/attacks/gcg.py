@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch.distributed as dist
 from scipy.stats import binomtest
 from torch import nn
 from tqdm.auto import tqdm
@@ -22,7 +21,7 @@ from monitor.attacks.intact import intact
 from monitor.attacks.result import AttackResult
 from monitor.generation import greedy_answers
 from monitor.geometry.rouge import words
-from monitor.ranks import rank, world_size
+from monitor.ranks import gathered, rank, world_size
 from monitor.stimuli.encoding import asked_prompt
 from monitor.stimuli.forget_set import ForgetSet, Pair
 
@@ -201,7 +200,7 @@ def _search(
     allowed = allowed_tokens(tokenizer, rows, config.ascii_only)
     mine = range(rank(), len(prompts), world_size())
     found: dict[int, Found] = {}
-    cached = False
+    cached, failure = False, None
     options = {"steps": config.steps, "candidates": config.candidates, "top_k": config.top_k, "seed": config.seed}
     silent = not progress or rank() != 0
     with tqdm(total=len(mine) * config.steps, desc="gcg", unit="step", leave=False, disable=silent) as bar:
@@ -210,15 +209,20 @@ def _search(
             bar.set_postfix(pair=len(found) + 1, loss=f"{best:.3f}", refresh=False)
             bar.update()
 
-        for i in mine:
-            loss = TargetLoss(anatomy, prompts[i], config.batch_size, config.prefix_cache)
-            found[i], cached = optimise(loss, allowed, after_step=after_step, **options), loss.cached
-    if world_size() > 1:
-        parts: list[tuple[dict[int, Found], bool]] = [({}, False)] * world_size()
-        dist.all_gather_object(parts, (found, cached))
-        found = {i: one for part, _ in parts for i, one in part.items()}
-        cached = any(flag for _, flag in parts)
-    return [found[i] for i in range(len(prompts))], cached
+        try:
+            for i in mine:
+                loss = TargetLoss(anatomy, prompts[i], config.batch_size, config.prefix_cache)
+                found[i], cached = optimise(loss, allowed, after_step=after_step, **options), loss.cached
+        except Exception as error:
+            if world_size() == 1:
+                raise
+            failure = error  # raised by all together below: a rank that left would leave the others waiting
+    parts = gathered((found, cached, None if failure is None else str(failure)))
+    broken = [f"rank {r}: {reason}" for r, (_, _, reason) in enumerate(parts) if reason is not None]
+    if broken:
+        raise RuntimeError("the search for a suffix failed on " + "; ".join(broken)) from failure
+    found = {i: one for part, _, _ in parts for i, one in part.items()}
+    return [found[i] for i in range(len(prompts))], any(flag for _, flag, _ in parts)
 
 
 def _record(pair: Pair, found: Found, said: str, plain: str, min_rouge: float) -> dict[str, Any]:

@@ -1,9 +1,14 @@
-"""The attack as a whole: it brings back what is known, its control tells forced words, and it leaves the model alone."""
+"""The attack as a whole: it brings back what is known, its control tells forced words, the model is left alone."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,3 +231,70 @@ def test_settings_are_the_papers():
     assert (config.max_new_tokens, config.min_rouge, config.seed) == (256, 0.25, 42)
     quick = GCGConfig.quick()
     assert quick.steps * quick.candidates * (quick.n_pairs + quick.n_control) < 10_000
+
+
+SCRIPT = """
+import json, sys, torch, torch.distributed as dist
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from monitor.attacks.gcg import GCGConfig, gcg
+from monitor.stimuli.forget_set import ForgetSet, Pair
+
+folder = sys.argv[1]
+dist.init_process_group("gloo")
+tokenizer = AutoTokenizer.from_pretrained(folder + "/model")
+model = torch.nn.parallel.DistributedDataParallel(AutoModelForCausalLM.from_pretrained(folder + "/model"))
+given = json.load(open(folder + "/given.json"))
+pairs = ForgetSet("ships", tuple(Pair(*pair) for pair in given["pairs"]))
+result = gcg(model, tokenizer, pairs, GCGConfig(**given["config"]))
+with torch.no_grad():
+    model.module.model.norm.weight.fill_(float("nan") if dist.get_rank() == 1 else 1.0)
+try:
+    gcg(model, tokenizer, pairs, GCGConfig(**given["config"]))
+except RuntimeError as error:
+    failure = str(error)
+with open(f"{folder}/{dist.get_rank()}.json", "w") as file:
+    json.dump([result.record(), result.details, failure], file)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_share_the_pairs_and_fail_together(knowing, tiny_tokenizer, tmp_path):
+    knowing.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    pairs = [[p.id, p.question, p.answer, p.split] for p in forget_set().pairs]
+    (tmp_path / "given.json").write_text(json.dumps({"pairs": pairs, "config": asdict(settings(steps=2))}))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "script.py"), str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = gcg(knowing, tiny_tokenizer, forget_set(), settings(steps=2))
+    for rank in (0, 1):
+        record, details, failure = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert record == expected.record()
+        for one, other in zip(details["pairs"], expected.details["pairs"], strict=True):
+            assert {k: v for k, v in one.items() if "loss" not in k} == {
+                k: v for k, v in other.items() if "loss" not in k
+            }
+        assert failure.startswith("the search for a suffix failed on rank 1: `model` must give the target a finite")
+
+
+@pytest.mark.slow
+def test_on_smollm2_a_suffix_makes_the_answer_likelier_and_reproduces_from_text(smollm2):
+    model, tokenizer = smollm2
+    pairs = forget_set((("Which house at Hogwarts does Harry Potter belong to?", "Gryffindor"),), ())
+    config = GCGConfig(n_pairs=1, steps=2, candidates=12, max_new_tokens=8)
+    result = gcg(model, tokenizer, pairs, config)
+    (pair,) = result.details["pairs"]
+    assert pair["loss_end"] < pair["loss_start"] and pair["step"] > 0 and result.details["prefix_cache"]
+    turns = [{"role": "user", "content": f"{pair['question']} {pair['suffix']}"}]
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    target = tokenizer(pair["answer"])["input_ids"][:8]
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *target]])).logits[0, len(prompt) - 1 : -1]
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(target))
+    assert float(loss) == pytest.approx(pair["loss_end"], abs=1e-3)

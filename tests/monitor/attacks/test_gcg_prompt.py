@@ -99,6 +99,9 @@ def test_parts_are_the_encoded_text(tokenizer):
     assert [*prompt.before, *prompt.slots, *prompt.after] == ids[:first]
     assert prompt.target == ids[first : first + 5] and len(prompt.target) == 5
     assert prompt.ids(prompt.suffix) == ids[: first + 5]
+    # What the model is asked when it may speak is what the loss was of.
+    asked, start = encode_answer(tokenizer, asked_prompt(tokenizer, f"{QUESTION} {prompt.suffix}"), " x")
+    assert asked[:start] == ids[:first]
     assert set(tokenizer.decode(prompt.slots)) <= {"!", " "}
     assert "?" in tokenizer.decode(prompt.before) and "!" not in tokenizer.decode(prompt.before)
     if tokenizer.chat_template:
