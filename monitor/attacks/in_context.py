@@ -148,8 +148,8 @@ def in_context(
 
     Right is ROUGE-L F1 (`rouge_l`) of at least ``threshold``, as published, *and* a word said that the answer is
     recognised by (`content_words`, where it has one). By ROUGE-L alone "a snake" is half of "a rat", "The answer is"
-    a third of "the Golden Snitch", and never-seen facts are known as soon as their form is: "They are bakers" has 0.67
-    of "They are weavers".
+    a third of "the Golden Snitch", and never-seen facts are known as soon as their form is: SmolLM2-135M-Instruct then
+    knows 6 of 25 invented ones, more than of the 25 of Harry Potter (5).
 
     Questions are drawn first and never shown. Demonstrations are drawn uniformly from the rest of the split, a
     generator a question, without pairs that have the question's text or the same answer (as words): to repeat a shown
