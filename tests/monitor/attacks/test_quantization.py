@@ -94,19 +94,23 @@ def test_unlearning_within_half_a_step_is_undone_exactly_and_a_larger_one_is_not
         loss_of(model, tiny_tokenizer, forget).backward()
         optimizer.step()
     knew = probability_of(rounded(model, 5, 128), tiny_tokenizer, forget)
-    model.zero_grad()
-    loss_of(model, tiny_tokenizer, forget).backward()
-    with torch.no_grad():
-        for layer in linears(model):
-            step = layer.weight.abs().amax(1, keepdim=True) / 15  # 5 bits: 15 levels either side, 32 or 64 inputs
-            layer.weight += 0.45 * step * layer.weight.grad.sign() * (layer.weight.abs() < 14.5 * step)
+    kept = {layer: layer.weight.detach().clone() for layer in linears(model)}
+    for _ in range(10):
+        model.zero_grad()
+        loss_of(model, tiny_tokenizer, forget).backward()
+        with torch.no_grad():
+            for layer, weight in kept.items():
+                step = weight.abs().amax(1, keepdim=True) / 15  # 5 bits: 15 levels on either side, a row a group
+                moved = layer.weight + 0.15 * step * layer.weight.grad.sign()
+                moved = torch.minimum(torch.maximum(moved, weight - 0.45 * step), weight + 0.45 * step)
+                layer.weight.copy_(torch.where(weight.abs() < 14.5 * step, moved, weight))
     config = QuantizationConfig(bits=(8, 5), score_bits=5)
     result = quantization(model, tiny_tokenizer, forget_set, config)
-    assert knew > 0.5 > 0.1 > result.baseline
+    assert knew > 0.8 > 0.4 > result.baseline
     assert result.score == pytest.approx(knew, abs=1e-3)
     five, eight = result.details["bits"]["5"], result.details["bits"]["8"]
     assert five["excess"]["low"] > 0.3, "answers never seen do not come back"
-    assert abs(eight["forget"]["recovered"]) < 0.1, "a finer grid sees the change"
+    assert abs(eight["forget"]["recovered"]) < 0.2 * five["forget"]["recovered"], "a finer grid sees the change"
     never = quantization(tiny_llama(), tiny_tokenizer, forget_set, config)
     assert abs(never.score - never.baseline) < 0.01
     assert never.details["bits"]["5"]["excess"]["low"] < 0 < never.details["bits"]["5"]["excess"]["high"]

@@ -103,7 +103,7 @@ def test_what_was_hidden_comes_back_and_what_was_never_there_does_not(tiny_llama
     """A model that knew the facts and was trained away from them, against one that was never taught them."""
     forget_set = invented(16)
     config = RelearningConfig(steps=8, batch_size=8, learning_rate=2e-3, answers=False)
-    model = train(tiny_llama(), tiny_tokenizer, forget_set.split("forget"), steps=150, lr=3e-3)
+    model = train(tiny_llama(), tiny_tokenizer, forget_set.split("forget"), steps=100, lr=4e-3)
     knew = relearning(model, tiny_tokenizer, forget_set, RelearningConfig(steps=1, learning_rate=1e-9, answers=False))
     train(model, tiny_tokenizer, forget_set.split("forget"), steps=10, lr=1e-3, sign=-1)
     hidden = relearning(model, tiny_tokenizer, forget_set, config)
@@ -193,15 +193,15 @@ def test_memory_is_cut_without_changing_the_result(tiny_llama, tiny_tokenizer, m
 
 
 def test_small_steps_are_not_lost_in_half_precision(tiny_llama, tiny_tokenizer):
-    """Forty steps of 1e-5 in bfloat16 do about what they do in float32, though each is below the weights' own grid."""
-    config = RelearningConfig(steps=40, learning_rate=2e-5, answers=False)
-    forget_set = invented(6)
+    """Steps of 2e-5, below the weights' own grid, do in bfloat16 about what they do in float32."""
+    config = RelearningConfig(steps=16, learning_rate=2e-5, answers=False)
+    forget_set = ForgetSet("forget", tuple(p for p in invented(6).pairs if p.split == "forget"))
     full = relearning(tiny_llama().to(torch.bfloat16).float(), tiny_tokenizer, forget_set, config)
     model = tiny_llama().to(torch.bfloat16)
     before = state(model)
     half = relearning(model, tiny_tokenizer, forget_set, config)
     change = [r.details["forget"]["nll_after"] - r.details["forget"]["nll_before"] for r in (full, half)]
-    assert change[0] < -0.003 and change[1] == pytest.approx(change[0], rel=0.5)
+    assert change[0] < -0.001 and change[1] == pytest.approx(change[0], rel=0.5)
     assert same(state(model), before)
 
 
