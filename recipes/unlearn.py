@@ -35,6 +35,7 @@ from recipes.models import load_model, load_tokenizer, resolve_model
 from recipes.outputs import check_writable
 from recipes.reinforcement import ReinforcementArguments, reinforce
 from recipes.resuming import check_same_run, find_checkpoint, is_finished, run_record, write_record
+from recipes.rule_arguments import RuleArguments, build_rules
 from recipes.summary import print_summary, summarise, write_records
 from recipes.verification import scores_at_start, scores_now, verdict_lines, verdict_sentence, verify
 from trainers.unlearning_config import UnlearningConfig
@@ -46,8 +47,11 @@ DEFAULT_MEASURES = ("bias_shift", "fragmentation", "behaviour")
 
 
 @dataclass
-class UnlearnArguments(DetectabilityArguments):
-    """What to forget, how, and what to watch meanwhile; detectability's own as in `DetectabilityArguments`.
+class UnlearnArguments(DetectabilityArguments, RuleArguments):
+    """What to forget, how, and what to watch meanwhile.
+
+    Detectability's own arguments are described in `DetectabilityArguments`, what stops the run and starts attacks in
+    `RuleArguments`.
 
     Parameters
     ----------
@@ -142,6 +146,7 @@ def run(
     # Everything that can be wrong with the input is found before a model is loaded or a file written.
     forget_set = read_forget_set(arguments)
     measures = build_measures(arguments, forget_set)
+    rules = build_rules(arguments, forget_set, training.seed)
     retain = forget_set.split("retain") if training.needs_retain else None
     if retain is not None and not retain:
         how = ", or pass --retain_loss none" if getattr(training, "retain_loss", "none") != "none" else ""
@@ -171,6 +176,7 @@ def run(
     peft_config = adapter_config(model_arguments)
     record = run_record(arguments.method, training, model_arguments)
     check_same_run(checkpoint, record)
+    monitor = Monitor(measures, reference, rules=rules, progress=not training.disable_tqdm)
 
     tokenizer = load_tokenizer(model_arguments.model_name_or_path)
     further = {}
@@ -188,7 +194,7 @@ def run(
         **further,
     )
     further.clear()  # the trainer lets go of the reinforced model once it has read it
-    Monitor(measures, reference, progress=not training.disable_tqdm).attach(trainer)
+    monitor.attach(trainer)
     before = None
     if arguments.verification:
         before = scores_at_start(

@@ -452,3 +452,35 @@ def test_quantised_weights_with_adapters(options, command, tiny_llama, model_fol
     start, end = (next(x["value"] for x in lines if (x["metric"], x["step"]) == ("forget_nll", s)) for s in (0, 2))
     assert end != start
     assert "Verification:" in capsys.readouterr().out
+
+
+# Rules and attacks
+
+
+def test_a_rule_stops_and_the_end_is_attacked(command, tmp_path):
+    options = {"measures": "behaviour", "verification": "false", "attacks": "membership", "quick_attacks": "true"}
+    unlearn.main([*command(**options), "--stop_when", "behaviour/forget_nll > start"])
+    lines = journal(tmp_path / "run")
+    (stop,) = [line for line in lines if line["measure"] == "rules" and line["metric"] == "stop"]
+    assert stop["step"] == 2 and stop["group"] == "behaviour/forget_nll > start"
+    (attack,) = [line for line in lines if (line["measure"], line["metric"]) == ("attacks", "membership")]
+    assert attack["step"] == 2 and 0 <= attack["value"] <= 1
+    (file,) = (tmp_path / "run" / "monitor" / "attacks").iterdir()
+    assert json.loads(file.read_text())["score"] == attack["value"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_when": "behaviour/forget_nll"}, "compares nothing"),
+        ({"stop_when": "behavior/forget_nll > 1"}, "behaviour"),
+        ({"attack_when": "save"}, "name some with --attacks"),
+        ({"quick_attacks": "true"}, "name some with --attacks"),
+        ({"patience": "3"}, "give --stop_when"),
+        ({"attacks": "membership", "attack_when": "sometimes"}, "`when` must be"),
+    ],
+)
+def test_bad_rules_are_one_error_before_anything_is_written(options, message, command, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        unlearn.main(command(measures="behaviour", **options))
+    assert not (tmp_path / "run").exists()

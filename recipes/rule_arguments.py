@@ -1,0 +1,71 @@
+"""When a run stops by itself and when its model is attacked: the arguments, and the rules they make."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from monitor.rules import StopWhen
+from monitor.stimuli.forget_set import ForgetSet
+from recipes.attacks import ATTACKS, chosen
+
+
+@dataclass
+class RuleArguments:
+    """What stops a run or starts attacks.
+
+    Parameters
+    ----------
+    stop_when : list of str, optional
+        Conditions on readings, each of which stops the run: ``"fragmentation/knowledge_z < 2"``,
+        ``"behaviour/retain_nll > 1.5 * start"``; see `monitor.rules`.
+    patience, after_step : int
+        Measurements in a row at which a condition has to hold, and the step from which on it counts.
+    attacks : list of str, optional
+        Attacks on the model in training, of `recipes.attacks.ATTACKS`, or "all". None by default.
+    attack_when : str
+        "end", "save", a condition as above, or a number of steps: ``500`` is every 500 steps.
+    quick_attacks : bool
+        The attacks' small settings instead of the papers'.
+    """
+
+    stop_when: list[str] | None = field(
+        default=None, metadata={"help": "Conditions that stop the run, as 'behaviour/retain_nll > 1.5 * start'."}
+    )
+    patience: int = field(default=1, metadata={"help": "Measurements in a row at which a condition has to hold."})
+    after_step: int = field(default=0, metadata={"help": "Step from which on conditions count."})
+    attacks: list[str] | None = field(
+        default=None, metadata={"help": "Attacks on the model (default: none).", "choices": [*ATTACKS, "all"]}
+    )
+    attack_when: str = field(
+        default="end", metadata={"help": "When to attack: end, save, a condition, or every so many steps."}
+    )
+    quick_attacks: bool = field(default=False, metadata={"help": "Small attacks instead of the papers' settings."})
+
+
+def build_rules(arguments: RuleArguments, forget_set: ForgetSet, seed: int) -> list:
+    """The rules of a run; nothing where none was asked for.
+
+    Raises
+    ------
+    ValueError
+        For a condition that cannot be read, an unknown attack, or settings without what they are for.
+    """
+    conditions = [arguments.stop_when] if isinstance(arguments.stop_when, str) else arguments.stop_when or []
+    streak = {"patience": arguments.patience, "after_step": arguments.after_step}
+    rules: list = [StopWhen(condition, **streak) for condition in conditions]
+    if arguments.attacks:
+        from monitor.attack_when import AttackWhen
+
+        attacks = chosen(arguments.attacks, quick=arguments.quick_attacks, seed=seed)
+        when = str(arguments.attack_when)
+        timed = {"steps": int(when)} if re.fullmatch(r"\d+", when) else when
+        options = {} if isinstance(timed, dict) or timed in ("end", "save") else streak
+        rules.append(AttackWhen(timed, [(attack.function, attack.config) for attack in attacks], forget_set, **options))
+    elif arguments.attack_when != "end" or arguments.quick_attacks:
+        raise ValueError(
+            "`attack_when` and `quick_attacks` are for attacks: name some with --attacks, or leave them out."
+        )
+    if not rules and (arguments.patience != 1 or arguments.after_step != 0):
+        raise ValueError("`patience` and `after_step` are for conditions: give --stop_when, or leave them out.")
+    return rules
