@@ -127,8 +127,7 @@ def in_context(
           concept: what is right here the format has brought back, not the concept's examples;
         - ``heldout``: the attack on never-seen facts, demonstrations and questions both, with its own ``baseline``:
           what the demonstrations give away of names and forms, knowledge being impossible;
-        - ``notes``: controls that could not be had, and why; ``questions``: a record each, with what was said.
-
+        - ``notes``: controls that could not be had, and why; ``questions``: a record each, with what was said;
         - ``published``: score and baseline, and the controls' scores, by ROUGE-L alone.
 
         The two controls are ``{"score", "low", "high", "baseline", "n"}`` or None.
