@@ -224,6 +224,20 @@ def test_resumed_in_the_middle_of_a_streak_it_stops_where_it_would_have(make_tra
     assert again.state.global_step == 5 and weights_equal(again.model, whole.model)
 
 
+def test_a_run_resumed_where_a_rule_stopped_it_takes_one_step_and_stops(make_trainer):
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    rules = StopWhen("drift/distance > 0.01", patience=2)
+    with pytest.warns(UserWarning, match="stops training at step 2"):
+        run(make_trainer(**settings), rules)
+    again = make_trainer(**settings)
+    with pytest.warns(UserWarning, match="had stopped this run at step 2"):
+        lines = run(again, rules, resume=True)
+    assert again.state.global_step == 3 and about(lines, "rules") == [(2, "stop"), (3, "stop")]
+    on = make_trainer(**settings)
+    run(on, (), resume=True)
+    assert on.state.global_step == 6, "without the rule it goes on"
+
+
 @stops
 def test_a_kill_between_a_checkpoint_and_its_attack(make_trainer):
     trainer = make_trainer(save_strategy="steps", save_steps=2, max_steps=4)
