@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--candidates", type=int, default=32)
     parser.add_argument("--top-k", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--suffix-tokens", type=int, default=20)
     parser.add_argument("--target-tokens", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)

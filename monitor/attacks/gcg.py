@@ -52,7 +52,8 @@ class GCGConfig:
     ascii_only : bool
         Whether the suffix keeps to printable ASCII.
     batch_size : int, >= 1
-        Candidates in a forward, halved for as long as the device runs out of memory.
+        Candidates in a forward, halved for as long as the device runs out of memory. Smaller ones share more of their
+        beginning: of 128 on two cores batches of 16 to 32 were a fifth faster than one; a GPU wants larger ones.
     prefix_cache : bool
         See `TargetLoss`; off only to compare.
     seed : int
@@ -74,7 +75,7 @@ class GCGConfig:
     max_new_tokens: int = 256
     min_rouge: float = 0.25
     ascii_only: bool = True
-    batch_size: int = 128
+    batch_size: int = 64
     prefix_cache: bool = True
     seed: int = 42
 
@@ -91,7 +92,7 @@ class GCGConfig:
     @classmethod
     def quick(cls) -> GCGConfig:
         """Two pairs, one control, 30 steps of 64 candidates: whether a suffix is easily found, without a tight rate."""
-        return cls(n_pairs=2, n_control=1, steps=30, candidates=64, max_new_tokens=32)
+        return cls(n_pairs=2, n_control=1, steps=30, candidates=64, max_new_tokens=32, batch_size=32)
 
 
 def gcg(
