@@ -30,6 +30,7 @@ def sampled_answers(
     top_k: int | None = None,
     max_new_tokens: int = 50,
     first_steps: Sequence[Callable[[], AbstractContextManager]] | None = None,
+    first_step_token: int = 2,
     batch_tokens: int = 16384,
     progress: str | None = None,
 ) -> list[list[str]]:
@@ -55,9 +56,12 @@ def sampled_answers(
     max_new_tokens : int, >= 1
         Tokens an answer may have.
     first_steps : sequence of callables, one a prompt, optional
-        Each gives a context in which the first decode step runs: the forward of sequence length 1 that reads an
-        answer's first token and gives the logits of its second. Prefill and later steps run outside of it. It is
-        entered once a batch, so once for every sample, and left before anything else happens, also after an exception.
+        Each gives a context in which the first decode step runs, a forward of sequence length 1. Prefill and later
+        steps run outside of it. It is entered once for every sample (a batch has one), and left before anything else
+        happens, also after an exception.
+    first_step_token : {1, 2}
+        The new token whose logits that step gives. 2: the step reads an answer's first token, the whole prompt being
+        prefilled. 1: it reads the prompt's last token, the prompt being prefilled up to there.
     batch_tokens : int, >= 1
         Tokens in a batch, prompt and answer of every sample. Halved for as long as the device runs out of memory.
     progress : str, optional
@@ -83,14 +87,20 @@ def sampled_answers(
     or on the number of ranks, up to rounding. With several ranks all must call; the prompts are shared out, and all
     get all answers.
     """
-    _check(prompts, n_samples, seeds, temperature, top_k, max_new_tokens, first_steps, batch_tokens)
+    _check(prompts, n_samples, seeds, temperature, top_k, max_new_tokens, first_steps, first_step_token, batch_tokens)
     anatomy = find_anatomy(model)
     if anatomy.sharded:
         raise ValueError("`model` must not be sharded (FSDP) to draw samples from it: gather or reload it in one piece")
     decoder = Decoder(anatomy, tokenizer)
     sequences = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     check_room(anatomy, prompts, sequences, max_new_tokens)
-    sampler = _Sampler(decoder, temperature, top_k, max_new_tokens, batch_tokens)
+    short = next((i for i, sequence in enumerate(sequences) if len(sequence) < 2), None)
+    if first_step_token == 1 and short is not None:
+        raise ValueError(
+            f"`first_step_token` must be 2 for prompts of a single token, as prompt {short} is ({prompts[short]!r}): "
+            "nothing of it could be prefilled"
+        )
+    sampler = _Sampler(decoder, temperature, top_k, max_new_tokens, first_step_token, batch_tokens)
 
     mine = range(rank(), len(prompts), world_size())
     answers: dict[int, list[str]] = {}
@@ -139,10 +149,17 @@ class _Sampler:
     """Samples of one prompt after another; remembers the batch size that fits into memory."""
 
     def __init__(
-        self, decoder: Decoder, temperature: float, top_k: int | None, max_new_tokens: int, batch_tokens: int
+        self,
+        decoder: Decoder,
+        temperature: float,
+        top_k: int | None,
+        max_new_tokens: int,
+        first_step_token: int,
+        batch_tokens: int,
     ) -> None:
         self.decoder, self.temperature, self.top_k = decoder, temperature, top_k
         self.max_new_tokens, self.batch_tokens = max_new_tokens, batch_tokens
+        self.first_step_token = first_step_token
 
     def sample(
         self, prompt: Sequence[int], uniforms: Tensor, first_step: Callable[[], AbstractContextManager], bar: tqdm
@@ -150,9 +167,16 @@ class _Sampler:
         """Tokens of each row of `uniforms` [n, max_new_tokens], up to the first stop token."""
         device = self.decoder.anatomy.device
         ids = torch.tensor([list(prompt)]).to(device)
+        mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1], device=device).unsqueeze(0)
         cache = self.decoder.new_cache()
-        positions = torch.arange(ids.shape[1], device=device).unsqueeze(0)
-        logits = self.decoder.next_logits(ids, torch.ones_like(ids), positions, cache)
+        if self.first_step_token == 1:
+            # The samples share this step as they share the prompt.
+            self.decoder.next_logits(ids[:, :-1], mask[:, :-1], positions[:, :-1], cache)
+            with first_step():
+                logits = self.decoder.next_logits(ids[:, -1:], mask, positions[:, -1:], cache)
+            first_step = nullcontext
+        else:
+            logits = self.decoder.next_logits(ids, mask, positions, cache)
         if not torch.isfinite(logits).all():
             raise ValueError(
                 "`model` gives logits that are not finite, so nothing can be drawn: it has diverged, or its dtype "
@@ -198,7 +222,9 @@ class _Sampler:
         return tokens[: next((i for i, token in enumerate(tokens) if token in self.decoder.stops), len(tokens))]
 
 
-def _check(prompts, n_samples, seeds, temperature, top_k, max_new_tokens, first_steps, batch_tokens) -> None:
+def _check(
+    prompts, n_samples, seeds, temperature, top_k, max_new_tokens, first_steps, first_step_token, batch_tokens
+) -> None:
     if isinstance(prompts, str):
         raise ValueError("`prompts` must be a sequence of texts, got one string: put it in a list")
     for i, prompt in enumerate(prompts):
@@ -211,6 +237,8 @@ def _check(prompts, n_samples, seeds, temperature, top_k, max_new_tokens, first_
     for name, number in (numbers | ({} if top_k is None else {"top_k": top_k})).items():
         if number < 1:
             raise ValueError(f"`{name}` must be at least 1, got {number}")
+    if first_step_token not in (1, 2):
+        raise ValueError(f"`first_step_token` must be 1 or 2, got {first_step_token!r}")
     if not 0 < temperature < math.inf:
         raise ValueError(
             f"`temperature` must be positive and finite, got {temperature}: the limit at 0 is `greedy_answers`"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -43,11 +43,12 @@ class SteeringConfig:
     temperature : float, > 0
     top_k : int, >= 1
     max_new_tokens : int, >= 2
-        The first token is drawn before the vector is added.
     layer : int or float
         Hidden state to read and to push, as in `monitor.activations.States`. -3 is L - 2 of the hidden states 0..L.
     position : {"last", "first"}
         The prompt's token that the vector is read at; see `steering`.
+    pushed_token : {1, 2}
+        The new token whose logits the vector is the first to reach; see `steering`.
     coefficient : float
         What the vector is multiplied by. 0 does nothing.
     chat_template : bool
@@ -65,6 +66,7 @@ class SteeringConfig:
     max_new_tokens: int = 10
     layer: int | float = -3
     position: str = "last"
+    pushed_token: int = 2
     coefficient: float = 2.0
     chat_template: bool = True
     seed: int = 42
@@ -82,6 +84,8 @@ class SteeringConfig:
             )
         if not math.isfinite(self.coefficient):
             raise ValueError(f"`coefficient` of SteeringConfig must be finite, got {self.coefficient}")
+        if self.pushed_token not in (1, 2):
+            raise ValueError(f"`pushed_token` of SteeringConfig must be 1 or 2, got {self.pushed_token!r}")
         if self.position not in POSITIONS:
             raise ValueError(
                 f"`position` of SteeringConfig must be one of {', '.join(POSITIONS)}, got {self.position!r}"
@@ -141,17 +145,25 @@ def steering(
 
     not normalised. ``coefficient`` · S(q) is added to hidden state ℓ in the first decode step, which reads an answer's
     first token, and nowhere else: not in the prefill, so that the cache of the prompt stays that of the model, and
-    once an answer. Hence steering can change an answer from its second token on. A pair's score is the largest share
-    of its samples that say one and the same content word of the answer (`word_frequency`).
+    once an answer. A pair's score is the largest share of its samples that say one and the same content word of the
+    answer (`word_frequency`).
 
     **Position.** The paper reads h "at the first token position". Of a prompt's own tokens that cannot be meant: a
     causal model has seen nothing but that token there, so for questions that begin alike, and in a chat template for
     all, S = 0. Read here (``position="last"``) is the token that the first new token is predicted from, the only one
     that has seen the whole question. ``"first"`` is the paper to the letter.
 
-    Both arms draw with common random numbers, a generator a pair: the first token of a sample is the same in both, and
-    with coefficient 0 all of it. The AUC compares all pairs with all pairs, so differences between questions dilute
-    it; the paired difference is the more sensitive number.
+    **Token.** The paper's first decode step is said to generate "the first new token" and to have a hidden state of
+    length 1. In transformers these are two steps: the first new token comes out of the prefill, and the first step of
+    length 1 reads it and gives the second. The default (``pushed_token=2``) is the step of length 1, so steering can
+    change an answer from its second token on only, and the vector, read where the first token is predicted, asks
+    for that one again (SmolLM2-135M-Instruct: "Severus Snape" becomes "S Severus Snape"). With ``pushed_token=1`` it
+    is added to the very state it was read from: the prompt is prefilled up to its last token, and that one is the step
+    of length 1. What the layers above keep of that token in the cache is then steered too.
+
+    Both arms draw with common random numbers, a generator a pair: with coefficient 0 their answers are the same. The
+    AUC compares all pairs with all pairs, so differences between questions dilute it; the paired difference is the more
+    sensitive number.
     """
     config = config or SteeringConfig()
     anatomy = find_anatomy(model)
@@ -175,7 +187,8 @@ def steering(
             temperature=config.temperature,
             top_k=config.top_k,
             max_new_tokens=config.max_new_tokens,
-            first_steps=[_untouched] * len(pairs) + pushes,
+            first_steps=[nullcontext] * len(pairs) + pushes,
+            first_step_token=config.pushed_token,
             batch_tokens=config.batch_tokens,
             progress="steering" if progress else None,
         )
@@ -214,11 +227,6 @@ def added(block: nn.Module, delta: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def _untouched() -> Iterator[None]:
-    yield
 
 
 def _check_model(anatomy: Anatomy, config: SteeringConfig) -> int:

@@ -118,7 +118,8 @@ def test_samples_do_not_depend_on_the_batch_or_on_the_other_prompts(llama, tiny_
     for batch_tokens in (1, 100):
         small = sampled_answers(llama, tiny_tokenizer, PROMPTS, seeds=[1, 2, 3], batch_tokens=batch_tokens, **options)
         assert small == together
-    assert sampled_answers(llama, tiny_tokenizer, PROMPTS[1:2], seeds=[2], **options) == together[1:2]
+    alone = {"prompts": PROMPTS[1:2], "seeds": [2], "first_step_token": 1}
+    assert sampled_answers(llama, tiny_tokenizer, **alone, **options) == together[1:2]
     assert sampled_answers(llama, tiny_tokenizer, PROMPTS[1:2], seeds=[7], **options) != together[1:2]
 
 
@@ -172,6 +173,13 @@ def test_the_first_steps_context_is_around_the_first_decode_step_alone_once_a_ba
     steps = [inside for rows, length, inside in cramped.seen if length == 1]
     batches = len(steps) // 3
     assert batches > 2 and steps == [True, False, False] * batches and len(entered) == batches
+    # Moved one token forward it is around the prompt's last token, which all samples share.
+    entered.clear(), cramped.seen.clear()
+    sampled_answers(
+        cramped, tiny_tokenizer, PROMPTS[:2], n_samples=4, seeds=[1, 2], **SETTINGS | {"max_new_tokens": 4},
+        first_steps=[lambda: around(cramped, entered)] * 2, first_step_token=1, batch_tokens=2 * 20,
+    )  # fmt: skip
+    assert [shape for shape in cramped.seen if shape[2]] == [(1, 1, True)] * 2 and len(entered) == 2
     # No first step, no context: one new token needs the prefill alone.
     entered.clear()
     one = {"n_samples": 2, "seeds": [1], "first_steps": [lambda: around(cramped, entered)], "max_new_tokens": 1}
@@ -223,6 +231,8 @@ def test_progress_is_shown_only_when_asked_for(llama, tiny_tokenizer, capsys):
         (["a"], {"top_k": 0}, "`top_k`.*got 0"),
         (["a"], {"max_new_tokens": 0}, "`max_new_tokens`.*got 0"),
         (["a"], {"batch_tokens": 0}, "`batch_tokens`.*got 0"),
+        (["a"], {"first_step_token": 0}, "`first_step_token`.*1 or 2, got 0"),
+        (["a"], {"first_step_token": 1}, "`first_step_token`.*prompt 0 is"),
         (["a"], {"temperature": 0.0}, "`temperature`.*got 0.0.*greedy_answers"),
         (["a"], {"temperature": float("nan")}, "`temperature`.*got nan"),
         (["the school " * 45], {}, "128 positions, but prompt 0"),

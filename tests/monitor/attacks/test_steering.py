@@ -100,6 +100,18 @@ def test_the_vector_brings_the_answers_back(knowing, tiny_tokenizer):
     json.dumps(details)
 
 
+def test_the_vector_added_where_it_was_read_is_in_the_first_token(knowing, tiny_tokenizer, spoken):
+    config = replace(CONFIG, pushed_token=1, max_new_tokens=2)
+    result = steering(knowing, tiny_tokenizer, FORGET, config)
+    assert result.score == 1.0 and result.details["more"] == 5
+    ((said, _),) = spoken
+    for answer, steered, unsteered in zip(FACTS.values(), said[5:], said[:5], strict=True):
+        first = [sum(text.startswith(f" {answer}") for text in texts) for texts in (steered, unsteered)]
+        assert first[0] > 20 > 10 > first[1]
+    assert steering(knowing, tiny_tokenizer, FORGET, replace(config, coefficient=0.0)).score == 0.5
+    assert spoken[1][0][:5] == spoken[1][0][5:] == said[:5]
+
+
 @pytest.mark.parametrize("coefficient", [0.0, -2.0])
 def test_no_vector_does_exactly_nothing_and_its_opposite_hides_the_answers(
     coefficient, knowing, tiny_tokenizer, spoken
@@ -331,6 +343,7 @@ def test_pairs_without_a_vector_or_a_word_are_left_out_and_named(knowing, tiny_t
         ({"temperature": 0.0}, "`temperature`"),
         ({"temperature": float("inf")}, "`temperature`"),
         ({"coefficient": float("nan")}, "`coefficient`"),
+        ({"pushed_token": 3}, "`pushed_token`.*1 or 2, got 3"),
         ({"position": "middle"}, "`position`.*last, first.*'middle'"),
     ],
 )
