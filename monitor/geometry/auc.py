@@ -160,11 +160,37 @@ def auc_interval(
     A zero variance at 0 < A < 1 (all scores tied) is replaced by its upper bound A(1 - A)/k, the variance of the mean
     of those k trials.
     """
-    _check_scores(scores)
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must lie strictly between 0 and 1; got {level}")
     if not 0.0 < inflation < float("inf"):
         raise ValueError(f"inflation must be a positive finite factor of the standard error; got {inflation}")
+    area, variance, trials = _areas_and_variances(scores, labels, groups)
+    reach = float(stats.norm.isf((1 - level) / 2)) * inflation * variance.sqrt() / (area * (1 - area)).clamp_min(1e-300)
+    limit = (1 - level) ** (inflation**2 / trials)
+    centre = torch.logit(area)  # ±inf at 0 and 1, where `limit` takes over
+    inside = (area > 0) & (area < 1)
+    low = torch.where(inside, torch.sigmoid(centre - reach), area).clamp_max(limit)
+    high = torch.where(inside, torch.sigmoid(centre + reach), area).clamp_min(1 - limit)
+    return low.reshape(scores.shape[:-1]), high.reshape(scores.shape[:-1])
+
+
+def auc_standard_error(scores: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
+    """Standard error of the AUC, for independent samples (DeLong) or samples in groups (Obuchowski).
+
+    Parameters and errors as in `auc_interval`, whose interval this is the spread of.
+
+    Returns
+    -------
+    Tensor, [...], float64, on the device of `scores`
+        sqrt(Var A), at least 0; 0 for perfect separation only.
+    """
+    area, variance, _ = _areas_and_variances(scores, labels, groups)
+    return torch.where((area > 0) & (area < 1), variance, 0.0).sqrt().reshape(scores.shape[:-1])
+
+
+def _areas_and_variances(scores: Tensor, labels: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor, int]:
+    """AUC and its variance of every row of scores, both [rows], and how many independent trials there are at least."""
+    _check_scores(scores)
     n = scores.shape[-1]
     positive = check_labels(labels, n, scores.device)
     if groups is None:
@@ -197,17 +223,8 @@ def auc_interval(
         areas.append(area[:, 0])
         variances.append(s10 / total_m + s01 / total_k + 2 * s11 / (total_m * total_k))
     if not areas:
-        empty = scores.new_zeros(scores.shape[:-1], dtype=torch.float64)
-        return empty, empty.clone()
+        empty = torch.zeros(0, dtype=torch.float64, device=scores.device)
+        return empty, empty.clone(), trials
     area, variance = torch.cat(areas), torch.cat(variances)
-
-    spread = area * (1 - area)
-    bound = spread / trials
-    variance = torch.where(variance <= _ZERO_VARIANCE * bound, bound, variance)
-    reach = float(stats.norm.isf((1 - level) / 2)) * inflation * variance.sqrt() / spread.clamp_min(1e-300)
-    limit = (1 - level) ** (inflation**2 / trials)
-    centre = torch.logit(area)  # ±inf at 0 and 1, where `limit` takes over
-    inside = (area > 0) & (area < 1)
-    low = torch.where(inside, torch.sigmoid(centre - reach), area).clamp_max(limit)
-    high = torch.where(inside, torch.sigmoid(centre + reach), area).clamp_min(1 - limit)
-    return low.reshape(scores.shape[:-1]), high.reshape(scores.shape[:-1])
+    bound = area * (1 - area) / trials
+    return area, torch.where(variance <= _ZERO_VARIANCE * bound, bound, variance), trials

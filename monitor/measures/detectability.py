@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from monitor.activations import Activations, States, resolve_layer
+from monitor.geometry.clusters import clustered_threshold
 from monitor.geometry.detection import (
     CV_INFLATION,
     DETECTED,
@@ -16,6 +17,7 @@ from monitor.geometry.detection import (
     UNDERPOWERED,
     detectable_auc,
     detection_power,
+    null_std,
     sample_budget,
     verdict,
 )
@@ -82,7 +84,9 @@ class Detectability:
       cells.
     - ``auc``: mean over seeds of the pooled out-of-fold AUC of a logistic probe (interval: clustered DeLong, 1.4 times
       as wide for pooled cross-validation); ``auc_change``: minus the reference's; ``auc_p``: one-sided p against 1.4
-      σ₀; ``auc_p_adjusted``: corrected for the family; ``predicted_auc``: Φ(ŝ/√2).
+      σ₀, and where cells hold several pairs, which may share what sets their members apart, the larger of that and of
+      Student's t over cells (`monitor.geometry.clusters`), so that repeating a contrast proves nothing;
+      ``auc_p_adjusted``: corrected for the family; ``predicted_auc``: Φ(ŝ/√2).
     - ``verdict``: 1 detected, 0 not detected (the smallest effect would have been found), -1 underpowered (it might
       have been missed: the null result says nothing); in words in the note. ``planted_power``: share of effects of the
       smallest size, planted in these very activations, that the probe finds; read where nothing was detected.
@@ -128,9 +132,17 @@ class Detectability:
         device: str | None = None,
         name: str = "detectability",
     ) -> None:
-        sets = load_counterfactual_sets() if sets is None else dict(sets)
+        if sets is None:
+            sets = load_counterfactual_sets()
+        elif not isinstance(sets, Mapping):
+            raise ValueError(
+                f"sets must be a mapping of group names to CounterfactualSet, got {type(sets).__name__}; the bundled "
+                'ones by name are load_counterfactual_sets(("gender",)), one of your own is {"mine": my_set}.'
+            )
+        sets = dict(sets)
         probes = (probes,) if isinstance(probes, str) else tuple(probes)
         _check(sets, layer, smallest_effect, level, power, correction, probes)
+        _check_device(device)
         self.name = name
         self.layer, self.scan = layer, scan
         self.smallest_effect, self.level, self.power, self.correction = smallest_effect, level, power, correction
@@ -215,14 +227,18 @@ class Detectability:
         # A null has to be judged at the level it had to reach in its family. Of Benjamini-Hochberg's levels that is the
         # least a single signal has.
         level = self.level if self.correction == "none" else self.level / n_tests
-        best = detection_power(regime.n, regime.purity, effect, level=level, inflation=CV_INFLATION)
+        n = _effective_n(test)
+        best = detection_power(n, regime.purity, effect, level=level, inflation=CV_INFLATION)
+        threshold = detectable_auc(regime.n // 2, regime.n // 2, level=level, power=0.5)
+        if test.standard_error:
+            threshold = max(threshold, clustered_threshold(test.standard_error, regime.clusters, level))
         planted = None
         if p > self.level and best >= self.power:
             planted = group.attempt(
                 "planted_power", regime.suffix,
                 lambda: planted_power(
                     test.states, regime.labels, regime.folds, regime.n_marked, separation=effect, seed=self.seed,
-                    threshold=detectable_auc(regime.n // 2, regime.n // 2, level=level, power=0.5),
+                    threshold=threshold, groups=regime.groups,
                 ),
             )  # fmt: skip
         if planted is not None:
@@ -244,13 +260,19 @@ class Detectability:
             why = f"this probe finds a planted {effect} with power {planted:.2f} only"
         else:
             why = f"no probe could find {effect} with power above {best:.2f}"
-        needed = sample_budget(
-            regime.purity, self.smallest_effect, level=level, power=self.power, inflation=CV_INFLATION,
-            dimension=min(test.states.shape[1], regime.n),
-        )  # fmt: skip
-        return (
-            f"{word}: {where}; {why}, {self.power:g} wanted. About n = {needed} would be needed; this is no null result"
-        )
+        return f"{word}: {where}; {why}, {self.power:g} wanted. {self._needed(test, level)}; this is no null result"
+
+    def _needed(self, test: DetectionTest, level: float) -> str:
+        regime = test.regime
+        try:
+            needed = sample_budget(
+                regime.purity, self.smallest_effect, level=level, power=self.power, inflation=CV_INFLATION,
+                dimension=min(test.states.shape[1], regime.n),
+            )  # fmt: skip
+        except ValueError as error:  # an effect so small that no number of texts is one
+            return str(error).rstrip(".").capitalize()
+        # Cells of several pairs are worth fewer texts than they hold.
+        return f"About n = {math.ceil(needed * regime.n / _effective_n(test))} would be needed"
 
     def _over_groups(self, groups: Sequence[GroupReadings]) -> list[Reading]:
         """Means over groups, and the number of groups detected."""
@@ -275,6 +297,24 @@ class Detectability:
         return everything.readings
 
 
+def _effective_n(test: DetectionTest) -> float:
+    """Texts in cells of their own that would tell as much: fewer than there are where cells hold several pairs."""
+    regime = test.regime
+    if not test.standard_error:
+        return regime.n
+    return max(2.0, regime.n * min(1.0, (null_std(regime.n // 2, regime.n // 2) / test.standard_error) ** 2))
+
+
+def _check_device(device: str | None) -> None:
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be one that this machine has, such as 'cpu'; got {device!r}: {reason}") from None
+
+
 def _check(
     sets: Mapping[str, CounterfactualSet], layer: int | float, smallest_effect: float, level: float, power: float,
     correction: str, probes: Sequence[str],
@@ -292,11 +332,15 @@ def _check(
         raise ValueError(
             f"layer must be an index or a fraction of the depth, got {layer!r}; to read all, pass scan=True."
         )
+    if isinstance(layer, float) and not 0.0 <= layer <= 1.0:
+        raise ValueError(f"layer as a fraction of the depth must lie in [0, 1], got {layer}.")
     if not 0 < smallest_effect < math.inf:
         raise ValueError(f"smallest_effect must be a positive separation, got {smallest_effect!r}.")
     for name, value in (("level", level), ("power", power)):
         if not 0 < value < 1:
             raise ValueError(f"{name} must lie strictly between 0 and 1, got {value!r}.")
+    if power <= level:
+        raise ValueError(f"power must be above level, or chance would do; got power {power} and level {level}.")
     if correction not in CORRECTIONS:
         raise ValueError(f"correction must be one of {', '.join(CORRECTIONS)}; got {correction!r}.")
     unknown = [kind for kind in probes if kind not in PROBES]

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from monitor.activations import States
+from monitor.geometry.clusters import effective_clusters
 from monitor.geometry.probes import grouped_folds, random_folds
 from monitor.stimuli.counterfactual import CounterfactualSet
+from monitor.stimuli.counterfactual_file import MIN_CELLS
 from monitor.stimuli.mixture import draw_mixture
 
 
@@ -20,6 +22,7 @@ class Regime:
     suffix : "" for all pairs, "_mixed" for the mixture; purity, n, n_marked : of it
     rows, labels, groups : int64 [n]; marked pairs first, as in `Mixture`
     folds, random_folds : int64 [n_seeds, n]; the second without regard to cells
+    clusters : the effective number of cells with pairs, or None where every cell has one pair
     """
 
     suffix: str
@@ -31,6 +34,7 @@ class Regime:
     groups: Tensor
     folds: Tensor
     random_folds: Tensor
+    clusters: float | None
 
     def to(self, device: torch.device) -> Regime:
         moved = ("rows", "labels", "groups", "folds", "random_folds")
@@ -63,8 +67,11 @@ def design(
     Raises
     ------
     ValueError
-        If the pool cannot fill the mixture, or there are fewer cells than folds.
+        If the pool cannot fill the mixture, or there are too few cells with a pair.
     """
+    n_cells = len(set(stimuli.cells))
+    if n_cells < MIN_CELLS:
+        raise ValueError(f"pairs must stand in at least {MIN_CELLS} cells, got {n_cells}; give more contexts")
     if not 0 < purity <= 1:
         raise ValueError(f"purity must be a share above 0 and up to 1, got {purity!r}")
     for name, value, least in (("n_folds", n_folds, 2), ("n_seeds", n_seeds, 1)):
@@ -73,9 +80,12 @@ def design(
 
     def regime(suffix: str, rows: Tensor, labels: Tensor, groups: Tensor, n_marked: int) -> Regime:
         options = {"n_folds": n_folds, "n_seeds": n_seeds, "seed": seed}
+        of_pairs = groups[: n_marked // 2]
+        several = len(torch.unique(of_pairs)) < len(of_pairs)
         return Regime(
             suffix, n_marked / len(rows), len(rows), n_marked, rows, labels, groups,
             grouped_folds(groups, **options), random_folds(len(rows), **options),
+            effective_clusters(of_pairs) if several else None,
         )  # fmt: skip
 
     marked = torch.arange(2 * stimuli.n_pairs)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from monitor.geometry.auc import auc, auc_interval
+from monitor.geometry.auc import auc, auc_interval, auc_standard_error
+from monitor.geometry.clusters import clustered_p
 from monitor.geometry.concentration import concentration_index, separation_from_concentration
 from monitor.geometry.detection import CV_INFLATION, detection_p, purity_threshold
 from monitor.geometry.intrinsic_dimension import mle_dimension, two_nn_dimension
@@ -53,13 +54,17 @@ _HIGHER = {  # metric without its regime -> what a higher value says, and its ra
 
 @dataclass(frozen=True, eq=False)
 class DetectionTest:
-    """One test: its regime, the layer's position (0 the headline), AUC and p, and the states [n, d] it was made on."""
+    """One test: its regime, the layer's position (0 the headline), AUC and p, and the states [n, d] it was made on.
+
+    standard_error : of the AUC over cells where these hold several pairs, else None
+    """
 
     regime: Regime
     layer: int
     auc: float
     p: float
     states: Tensor
+    standard_error: float | None
 
 
 class GroupReadings:
@@ -102,11 +107,12 @@ def read_group(
     level: float, seed: int,
 ) -> None:  # fmt: skip
     """All of a group's readings but the verdicts. states [n_texts, L, d], headline first; before [n_texts, d]."""
-    problem = _not_finite(states, design, "the model") or _not_finite(before[:, None], design, "the reference")
+    problem = _not_finite(states[:, :1], design, "the model") or _not_finite(before[:, None], design, "the reference")
     if problem:
         for metric in ("s_hat", "s_change", "auc", "verdict"):
             out.add(metric, None, note=problem)
         return
+    states = _readable_layers(out, design, states)
     full = design.regimes[0]
     marked, neutral = states[full.rows], states[2 * design.n_pairs :]
     fit = out.attempt(
@@ -148,12 +154,19 @@ def _probe(
         return
     areas = auc(scores, labels).mean(0).tolist()
     low, high = (bound.mean() for bound in auc_interval(scores[:, 0], labels, regime.groups, inflation=CV_INFLATION))
-    for i, area in enumerate(areas):
+    errors = [None] * len(areas)
+    if regime.clusters is not None:
+        errors = auc_standard_error(scores, labels, regime.groups).mean(0).tolist()
+    for i, (area, error) in enumerate(zip(areas, errors, strict=True)):
         p = float(detection_p(area, half, half))
+        note = ""
+        if error:  # 0 where the groups are apart altogether
+            p = max(p, clustered_p(area, error, regime.clusters))
+            note = f"pairs share cells: as {regime.clusters:.3g} clusters"
         bounds = {"low": float(low), "high": float(high)} if i == 0 else {}
         out.add("auc", area, suffix, layer=i, **bounds)
-        out.add("auc_p", p, suffix, layer=i)
-        out.tests.append(DetectionTest(regime, i, area, p, states[:, i]))
+        out.add("auc_p", p, suffix, layer=i, note=note)
+        out.tests.append(DetectionTest(regime, i, area, p, states[:, i], error))
         if separation is not None:
             predicted = auc_max(separation[i], regime.purity, 0.0 if offset is None else offset[i])
             out.add("predicted_auc", predicted, suffix, layer=i)
@@ -228,6 +241,18 @@ def _neutral_leakage(out: GroupReadings, design: Design, marked: Tensor, states:
         value, low, high = found
         n_contents = len(torch.unique(contents))
         out.add("neutral_leakage", value, low=low, high=high, note=f"{len(rows)} texts of {n_contents} contents")
+
+
+def _readable_layers(out: GroupReadings, design: Design, states: Tensor) -> Tensor:
+    """The layers whose states are finite; the others get invalid readings with the reason, and `out` forgets them."""
+    problems = [_not_finite(states[:, i : i + 1], design, "the model") for i in range(states.shape[1])]
+    for i, problem in enumerate(problems):
+        if problem:
+            out.add("s_hat", None, layer=i, note=problem)
+            out.add("auc", None, layer=i, note=problem)
+    kept = [i for i, problem in enumerate(problems) if not problem]
+    out.layers = [out.layers[i] for i in kept]
+    return states[:, kept]
 
 
 def _not_finite(states: Tensor, design: Design, whose: str) -> str:

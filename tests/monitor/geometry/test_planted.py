@@ -84,3 +84,42 @@ def test_equal_calls_are_equal_and_global_randomness_is_left_alone():
     before = torch.get_rng_state()
     assert power_of(*data, 80, 1.0, seed=7) == power_of(*data, 80, 1.0, seed=7)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_pairs_of_a_context_are_exchanged_together():
+    """Where pairs of a context differ alike, exchanging them one by one makes a null of noise that is not there."""
+    generator = torch.Generator().manual_seed(0)
+    contrast = 3 * torch.randn(15, 16, generator=generator).repeat_interleave(10, dim=0)
+    noise = torch.randn(300, 16, generator=generator)
+    x = noise + torch.cat([contrast / 2, -contrast / 2])
+    labels, cells = (
+        torch.cat([torch.ones(150), torch.zeros(150)]).long(),
+        torch.arange(15).repeat_interleave(10).repeat(2),
+    )
+    together = power_of(x, labels, cells, 300, 1.0, groups=cells)
+    apart = power_of(x, labels, cells, 300, 1.0)
+    assert together != apart
+    # One pair a context: the same draws, whatever the contexts are called.
+    x, labels, cells = sample(60)
+    assert power_of(x, labels, cells, 120, 0.8, groups=cells + 7) == power_of(x, labels, cells, 120, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_marked": 31}, "`n_marked` must be even"),
+        ({"n_marked": 400}, "`n_marked` must be even and from 2 to 120"),
+        ({"separation": -1.0}, "`separation` must be"),
+        ({"separation": math.inf}, "`separation` must be"),
+        ({"threshold": math.nan}, "`threshold` must be finite"),
+        ({"n_replicates": 1}, "`n_replicates` must be at least 2"),
+        ({"labels": torch.arange(120) % 2}, "`labels` of the marked rows"),
+        ({"features": torch.zeros(120, 2, 3)}, r"\[n, d\]"),
+    ],
+)
+def test_bad_parameters(change, message):
+    x, labels, cells = sample(60)
+    options = {"features": x, "labels": labels, "n_marked": 120, "separation": 1.0, "threshold": 0.6} | change
+    folds = grouped_folds(cells, n_seeds=1)
+    with pytest.raises(ValueError, match=message):
+        planted_power(options.pop("features"), options.pop("labels"), folds, options.pop("n_marked"), **options)

@@ -258,6 +258,66 @@ def test_states_that_are_not_finite_are_invalid_readings_that_name_the_text():
     assert not found["n_detected", ""].valid and "one" in found["n_detected", ""].note
 
 
+def test_a_scan_reads_the_layers_that_are_finite():
+    s = stimuli()
+    states = table(s, separation=3.0)
+    broken = {text: value.clone() for text, value in states.items()}
+    broken["group a 7"][3] = math.inf
+    readings = Detectability({"group": s}, scan=True).read(FakeActivations(broken), FakeActivations(states))
+    found = {(r.metric, r.layer): r for r in readings if r.group == "group"}
+    assert found["verdict", 2].value == 1.0
+    assert not found["s_hat", 3].valid and "group a 7" in found["auc", 3].note
+    alone = Detectability({"group": s}, scan=True).read(FakeActivations(states), FakeActivations(states))
+    for reading in alone:
+        if reading.group == "group" and reading.layer != 3 and reading.metric in ("s_hat", "auc", "auc_mixed"):
+            assert found[reading.metric, reading.layer].value == pytest.approx(reading.value)
+    assert {r.layer for r in readings if r.metric == "auc" and r.valid and r.group} == {0, 1, 2, 4}
+
+
+def test_an_effect_too_small_for_any_number_of_texts_is_said_to_be():
+    s = stimuli(cells=40)
+    found = read(Detectability({"group": s}, n=60, smallest_effect=1e-9), table(s))
+    assert found["verdict", "group"].value == -1.0 and "samples" in found["verdict", "group"].note
+
+
+# --- cells of several pairs -------------------------------------------------------------------------------------------
+
+
+def shared_contrasts(n_cells, pairs, tau, seed, effect=0.0):
+    """Pairs of a cell differ by the same random vector, whose mean over cells is the effect along one axis."""
+    texts = [(f"{side} {c} {i}", c) for side in ("p", "n") for c in range(n_cells) for i in range(pairs)]
+    positive, negative = ([text for text, _ in texts if text[0] == side] for side in ("p", "n"))
+    s = CounterfactualSet(positive, negative, [str(c) for text, c in texts if text[0] == "p"])
+    generator = torch.Generator().manual_seed(seed)
+    contrast = tau * torch.randn(n_cells, D, generator=generator)
+    contrast[:, 0] += effect
+    states = {}
+    for text, c in texts:
+        sign = 0.5 if text[0] == "p" else -0.5
+        states[text] = (sign * contrast[c] + torch.randn(D, generator=generator)).expand(LAYERS + 1, D)
+    return s, states
+
+
+def verdicts(n_cells, pairs, tau, effect=0.0, draws=40):
+    found = []
+    for seed in range(draws):
+        s, states = shared_contrasts(n_cells, pairs, tau, seed, effect)
+        found.append(read(Detectability({"group": s}, n_seeds=2), states)["verdict", "group"].value)
+    return found
+
+
+@pytest.mark.slow
+def test_repeating_a_contrast_proves_nothing():
+    """Twenty cells, ten pairs each, that differ by what their cell has drawn: the groups do not differ."""
+    repeated = verdicts(20, 10, tau=1.0)
+    assert repeated.count(1.0) <= 4  # at a level of .05; without regard to cells 14 of these 40
+    assert repeated.count(-1.0) >= 28  # nor is it evidence of absence: there are but twenty contrasts
+
+
+def test_an_effect_that_cells_share_is_found():
+    assert verdicts(20, 10, tau=0.3, effect=3.0, draws=5).count(1.0) == 5
+
+
 def test_states_that_do_not_vary_are_invalid_readings():
     s = stimuli()
     states = {text: torch.ones(LAYERS + 1, D) for text in s.texts}
@@ -278,6 +338,13 @@ def test_states_that_do_not_vary_are_invalid_readings():
         ({"n": 301}, "even"),
         ({"smallest_effect": 0.0}, "smallest_effect"),
         ({"level": 1.0}, "level"),
+        ({"level": 0.9}, "power must be above level"),
+        ({"layer": 1.5}, "layer as a fraction"),
+        ({"layer": math.nan}, "layer as a fraction"),
+        ({"device": "tpu9"}, "device must be one that this machine has"),
+        ({"sets": [stimuli()]}, "must be a mapping of group names"),
+        ({"sets": "gender"}, "must be a mapping of group names"),
+        ({"sets": {"few": stimuli(cells=9)}}, "at least 10 cells, got 9"),
         ({"power": 0.0}, "power"),
         ({"correction": "holm"}, "correction must be one of"),
         ({"probes": ("linear", "tree")}, "probes"),
