@@ -112,10 +112,11 @@ def relearning(
         before the training. n: pairs measured.
 
         details : ``forget`` and ``heldout``, each with means before and after (``nll``, ``probability`` and, if asked
-        for, ``rouge_l``), and ``recovered``, the paired change of the probability, with interval; ``excess``, the
-        forget pairs' ``recovered`` minus the held-out pairs', with the bootstrap interval of a difference of two
-        independent means; ``relearned``, ids of the pairs trained on; ``pairs``, a record a measured pair;
-        ``settings``. ``heldout`` and ``excess`` are None where fewer than three held-out pairs are there.
+        for, ``rouge_l``), ``recovered``, the paired change of the probability, with interval, and ``leaked``, the share
+        of measured answers of which every word stands in a pair trained on; ``excess``, the forget pairs'
+        ``recovered`` minus the held-out pairs', with the bootstrap interval of a difference of two independent means;
+        ``relearned``, ids of the pairs trained on; ``pairs``, a record a measured pair; ``settings``. ``heldout`` and
+        ``excess`` are None where fewer than three held-out pairs are there.
 
     Raises
     ------
@@ -125,11 +126,12 @@ def relearning(
 
     Notes
     -----
-    The facts relearned do not tell the facts measured (Deeb and Roger, arXiv 2410.08827; relearning on a part: Hu et
-    al., arXiv 2406.13356): what comes back was in the weights. But any training on questions and short answers teaches
-    *that* there are short answers, and raises the probability of right ones and wrong ones. The control is that: as
-    many steps, on as many never-seen pairs (or the same share of them, if there are fewer), measured on never-seen
-    pairs that were not trained on. Only the excess over it was remembered.
+    Where the facts relearned do not tell the facts measured (Deeb and Roger, arXiv 2410.08827; relearning on a part:
+    Hu et al., arXiv 2406.13356), what comes back was in the weights. But pairs of one concept share names, and any
+    training on questions and short answers teaches *that* there are short answers, and raises the probability of right
+    ones and wrong ones. The control has both: as many steps, on as many never-seen pairs of the same form (or the same
+    share of them, if there are fewer), measured on never-seen pairs that were not trained on. Only the excess over it
+    was remembered.
 
     The loss is the NLL of the answers' tokens, averaged over a batch's tokens, as in `Trainer`; batches run through
     seeded permutations of the pairs, and are cut in smaller forwards where memory does not suffice, which changes
@@ -152,11 +154,14 @@ def relearning(
         split: _attack(model, tokenizer, trained, rest, config, f"relearning, {split}" if progress else None)
         for split, (trained, rest) in arms.items()
     }
-    outcomes = {split: before_and_after(b.nll, a.nll, config.seed) for split, (b, a) in found.items()}
-    if config.answers:
-        for split, (before, after) in found.items():
+    outcomes, records = {}, []
+    for split, (before, after) in found.items():
+        leaked = _leaked(*arms[split])
+        outcomes[split] = before_and_after(before.nll, after.nll, config.seed) | {"leaked": sum(leaked) / len(leaked)}
+        if config.answers:
             outcomes[split]["rouge_l_before"] = float(before.rouge_l.mean())
             outcomes[split]["rouge_l_after"] = float(after.rouge_l.mean())
+        records += _records(arms[split][1], leaked, before, after)
     nll = {split: (before.nll, after.nll) for split, (before, after) in found.items()}
     forget = outcomes["forget"]
     return AttackResult(
@@ -171,7 +176,7 @@ def relearning(
             "heldout": outcomes.get("heldout"),
             "excess": excess(nll["forget"], nll["heldout"], config.seed) if "heldout" in nll else None,
             "relearned": [pair.id for pair in arms["forget"][0]],
-            "pairs": [record for split, (_, rest) in arms.items() for record in _records(rest, *found[split])],
+            "pairs": records,
             "settings": asdict(config),
         },
     )
@@ -277,10 +282,18 @@ def _measure(
     return _Measured(nll, said, rouge_l(said, [pair.answer for pair in pairs]))
 
 
-def _records(pairs: Sequence[Pair], before: _Measured, after: _Measured) -> list[dict[str, Any]]:
+def _leaked(trained: Sequence[Pair], rest: Sequence[Pair]) -> list[bool]:
+    """Whether the pairs trained on hold every word of an answer: to say it then is not to remember it."""
+    known = {word for pair in trained for word in words(f"{pair.question} {pair.answer}")}
+    return [set(words(pair.answer)) <= known for pair in rest]
+
+
+def _records(
+    pairs: Sequence[Pair], leaked: Sequence[bool], before: _Measured, after: _Measured
+) -> list[dict[str, Any]]:
     records = []
     for i, pair in enumerate(pairs):
-        record = {"id": pair.id, "split": pair.split}
+        record = {"id": pair.id, "split": pair.split, "leaked": leaked[i]}
         record |= {"nll_before": float(before.nll[i]), "nll_after": float(after.nll[i])}
         if before.said is not None:
             record |= {"said_before": before.said[i], "said_after": after.said[i]}

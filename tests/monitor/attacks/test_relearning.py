@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from monitor.attacks import relearning as module
+from monitor.attacks.membership import membership
+from monitor.attacks.quantization import quantization
 from monitor.attacks.relearning import RelearningConfig, before_and_after, excess, relearning
 from monitor.generation import greedy_answers
 from monitor.geometry.rouge import rouge_l
@@ -235,6 +243,18 @@ def test_the_control_is_left_out_where_it_cannot_be_had_and_has_the_same_share_o
     assert (many.n, many.details["heldout"]["n"]) == (2, 10), "trained on two pairs of each"
 
 
+def test_answers_that_the_training_tells_are_marked(tiny_llama, tiny_tokenizer):
+    """With four pairs, two are trained on; each names the answers of the others, or none does."""
+
+    def told(text):
+        pairs = tuple(Pair(str(i), f"Who is {text}?", f"Answer {'abcd'[i]}", "forget") for i in range(4))
+        return relearning(tiny_llama(), tiny_tokenizer, ForgetSet("told", pairs), FAST).details
+
+    assert told("answer d, C, b, or a")["forget"]["leaked"] == 1.0
+    details = told("it")
+    assert details["forget"]["leaked"] == 0.0 and [r["leaked"] for r in details["pairs"]] == [False, False]
+
+
 def test_the_numbers_by_hand():
     before, after = torch.tensor([4.0, 2.0, 3.0]).double(), torch.tensor([1.0, 2.0, 1.0]).double()
     outcome = before_and_after(before, after, seed=0)
@@ -281,3 +301,75 @@ def test_progress_is_shown_only_when_asked_for(tiny_llama, tiny_tokenizer, capsy
     relearning(tiny_llama(), tiny_tokenizer, invented(3), FAST, progress=True)
     out, err = capsys.readouterr()
     assert out == "" and "relearning, forget" in err and "step" in err
+
+
+@pytest.mark.slow
+def test_quantised_weights_are_left_and_their_adapter_is_trained(tiny_llama, tiny_tokenizer, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    # On CPUs with AVX512-BF16 bitsandbytes packs 32 rows and blocks of 64 columns: the tiny model is too narrow.
+    shape = {"hidden_size": 64, "num_key_value_heads": 4, "head_dim": 16}
+    LlamaForCausalLM(LlamaConfig(**tiny_llama().config.to_dict() | shape)).save_pretrained(tmp_path)
+    options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=options, dtype=torch.float32)
+    with pytest.raises(ValueError, match="quantised ones and no adapter"):
+        relearning(model, tiny_tokenizer, invented(4), FAST)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    before = state(model)
+    result = relearning(model, tiny_tokenizer, invented(4), FAST)
+    assert result.score != result.baseline and same(state(model), before)
+
+
+SCRIPT = """
+import json, sys, torch, torch.distributed as dist
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from monitor.attacks.quantization import quantization
+from monitor.attacks.membership import membership
+from monitor.attacks.relearning import RelearningConfig, relearning
+from monitor.stimuli.forget_set import ForgetSet, Pair
+
+folder = sys.argv[1]
+dist.init_process_group("gloo")
+tokenizer = AutoTokenizer.from_pretrained(folder + "/model")
+model = torch.nn.parallel.DistributedDataParallel(AutoModelForCausalLM.from_pretrained(folder + "/model"))
+ids = torch.arange(20).reshape(2, 10) + dist.get_rank()
+model(input_ids=ids, labels=ids).loss.backward()  # in the middle of a training
+gradients = [p.grad.clone() for p in model.parameters()]
+forget_set = ForgetSet("invented", tuple(Pair(**pair) for pair in json.load(open(folder + "/pairs.json"))))
+config = RelearningConfig(steps=3, batch_size=4, learning_rate=1e-3, max_new_tokens=6)
+results = [
+    relearning(model, tokenizer, forget_set, config, progress=True),
+    quantization(model, tokenizer, forget_set),
+    membership(model, tokenizer, forget_set),
+]
+assert all(torch.equal(p.grad, gradient) for p, gradient in zip(model.parameters(), gradients, strict=True))
+model(input_ids=ids, labels=ids).loss.backward()
+json.dump([r.record() for r in results], open(f"{folder}/{dist.get_rank()}.json", "w"))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_every_rank_gets_what_one_process_gets(tiny_llama, tiny_tokenizer, tmp_path):
+    model, forget_set = tiny_llama(), invented(6)
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    pairs = [dataclasses.asdict(pair) for pair in forget_set.pairs]
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "script.py"), str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = RelearningConfig(steps=3, batch_size=4, learning_rate=1e-3, max_new_tokens=6)
+    expected = [
+        relearning(model, tiny_tokenizer, forget_set, config).record(),
+        quantization(model, tiny_tokenizer, forget_set).record(),
+        membership(model, tiny_tokenizer, forget_set).record(),
+    ]
+    for rank in (0, 1):
+        for record, alone in zip(json.loads((tmp_path / f"{rank}.json").read_text()), expected, strict=True):
+            assert record.pop("name") == alone["name"]
+            assert record == pytest.approx({key: alone[key] for key in record}, rel=1e-4, abs=1e-5)
