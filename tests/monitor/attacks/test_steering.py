@@ -105,9 +105,13 @@ def test_the_vector_added_where_it_was_read_is_in_the_first_token(knowing, tiny_
     result = steering(knowing, tiny_tokenizer, FORGET, config)
     assert result.score == 1.0 and result.details["more"] == 5
     ((said, _),) = spoken
-    for answer, steered, unsteered in zip(FACTS.values(), said[5:], said[:5], strict=True):
-        first = [sum(text.startswith(f" {answer}") for text in texts) for texts in (steered, unsteered)]
-        assert first[0] > 20 > 10 > first[1]
+    words = [f" {answer}" for answer in FACTS.values()]
+    begins = [
+        [sum(text.startswith(word) for text in texts) for word, texts in zip(words, arm, strict=True)]
+        for arm in (said[:5], said[5:])
+    ]
+    assert all(steered > unsteered for unsteered, steered in zip(*begins, strict=True))
+    assert sum(begins[1]) > 100 > 30 > sum(begins[0]), "of 300"
     assert steering(knowing, tiny_tokenizer, FORGET, replace(config, coefficient=0.0)).score == 0.5
     assert spoken[1][0][:5] == spoken[1][0][5:] == said[:5]
 
