@@ -371,7 +371,7 @@ FRAMES = (
 
 
 def fine_tune_on(tone, folder, ranks=1):
-    """Ten steps of plain fine-tuning of SmolLM2 on eight sentences each, watched by a rule on the bias shift.
+    """Eight steps of plain fine-tuning of SmolLM2 on eight sentences each, watched by a rule on the bias shift.
 
     The sentences of both tones differ in the adjectives only, and none is a stimulus. Returns the last step and the
     journal's delta_b by step.
@@ -390,7 +390,7 @@ def fine_tune_on(tone, folder, ranks=1):
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(folder), max_steps=10, per_device_train_batch_size=8 // ranks, use_cpu=True,
+            output_dir=str(folder), max_steps=8, per_device_train_batch_size=8 // ranks, use_cpu=True,
             learning_rate=2e-4, lr_scheduler_type="constant", optim="adamw_torch", weight_decay=0.0, max_grad_norm=0.0,
             train_sampling_strategy="sequential", save_strategy="no", report_to="none", disable_tqdm=True,
             dataloader_pin_memory=False,
@@ -402,10 +402,9 @@ def fine_tune_on(tone, folder, ranks=1):
     small = load_bias_stimuli("small", groups=["women"])
     stimuli = BiasStimuli(
         targets=small.targets,
-        positive=small.positive,
-        negative=small.negative,
-        anchors=small.anchors[:60],
-        controls=dict(list(small.controls.items())[:2]),
+        positive=small.positive[:12],
+        negative=small.negative[:12],
+        anchors=small.anchors[:24],
     )
     rule = StopWhen("bias_shift/delta_b < -0.006", patience=2)
     lines = run(trainer, rule, BiasShift(stimuli, n_bootstrap=50), every={"steps": 3}, at_end=False)
@@ -416,11 +415,13 @@ def fine_tune_on(tone, folder, ranks=1):
 @stops
 @pytest.mark.slow
 def test_a_rule_on_the_bias_shift_stops_disparagement_and_leaves_neutral_text_alone(tmp_path):
-    """Why patience: what both trainings share moves delta_b below the threshold once, and only the tone keeps it there.
+    """Measured at steps 3 and 6: disparaging -0.0105, -0.0174; neutral -0.0017, -0.0005.
 
-    Measured at steps 3, 6, 9: disparaging -0.0049, -0.0123, -0.0088; neutral -0.0091, -0.0011, +0.0015.
+    Patience is not for show. Of more of the same sentences (40 + 40 attributes, 60 anchors) the neutral run's first
+    reading was -0.0091, of what any such text does to a model, and the next ones -0.0011 and +0.0015; the disparaging
+    run's were -0.0049, -0.0123 and -0.0088.
     """
     stopped, read = fine_tune_on("disparaging", tmp_path / "disparaging")
-    assert stopped <= 9 and read[stopped] < -0.006
+    assert stopped == 6 and read[3] < -0.006 and read[6] < -0.006
     left_alone, read = fine_tune_on("neutral", tmp_path / "neutral")
-    assert left_alone == 10 and read[9] > -0.006
+    assert left_alone == 8 and read[6] > -0.006
