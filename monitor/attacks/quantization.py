@@ -18,10 +18,11 @@ from transformers.pytorch_utils import Conv1D
 
 from monitor.activations import Answers, measure_activations
 from monitor.anatomy import Anatomy, find_anatomy
+from monitor.attacks.answer_training import adapter_parameters
 from monitor.attacks.intact import intact
-from monitor.attacks.relearning import adapter_parameters, before_and_after, excess
 from monitor.attacks.result import AttackResult
 from monitor.geometry.answers import answer_nll
+from monitor.geometry.recovery import before_and_after, excess
 from monitor.geometry.rounding import round_to_bits
 from monitor.ranks import rank
 from monitor.stimuli.encoding import qa_answer, qa_prompt

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from monitor.activations import Answers, measure_activations
 from monitor.anatomy import Anatomy, find_anatomy
+from monitor.attacks.answer_training import adapter_parameters, train_on_answers
 from monitor.attacks.intact import intact
 from monitor.attacks.result import AttackResult
 from monitor.generation import greedy_answers
 from monitor.geometry.answers import answer_nll
+from monitor.geometry.recovery import before_and_after, excess
 from monitor.geometry.rouge import rouge_l, words
-from monitor.geometry.statistics import bootstrap_means, mean_interval, percentile_interval
-from monitor.ranks import rank
 from monitor.stimuli.encoding import encode_answer, qa_answer, qa_prompt
 from monitor.stimuli.forget_set import ForgetSet, Pair
 
@@ -182,60 +179,6 @@ def relearning(
     )
 
 
-def before_and_after(before: Tensor, after: Tensor, seed: int) -> dict[str, Any]:
-    """What became of answers' likelihood.
-
-    Parameters
-    ----------
-    before, after : Tensors of shape (n,), n >= 2
-        Token-mean NLL of the same answers, nats.
-    seed : int
-        Of the bootstrap.
-
-    Returns
-    -------
-    dict
-        ``n``; means ``nll_before``, ``nll_after``, ``probability_before``, ``probability_after``, of exp(−NLL), the
-        last with interval ``low``, ``high``; ``recovered``, ``recovered_low``, ``recovered_high``: the mean change of
-        the probability over the pairs, positive where answers became likelier.
-    """
-    p_before, p_after = torch.exp(-before), torch.exp(-after)
-    low, high = mean_interval(p_after, seed=seed)
-    change_low, change_high = mean_interval(p_after - p_before, seed=seed)
-    return {
-        "n": len(before),
-        "nll_before": float(before.mean()),
-        "nll_after": float(after.mean()),
-        "probability_before": float(p_before.mean()),
-        "probability_after": float(p_after.mean()),
-        "low": low,
-        "high": high,
-        "recovered": float((p_after - p_before).mean()),
-        "recovered_low": change_low,
-        "recovered_high": change_high,
-    }
-
-
-def excess(forget: tuple[Tensor, Tensor], control: tuple[Tensor, Tensor], seed: int) -> dict[str, float]:
-    """By how much more the forget answers' probability rose than the control's.
-
-    Parameters
-    ----------
-    forget, control : pairs of Tensors (before, after)
-        As in :func:`before_and_after`; the control of other answers, of any number.
-    seed : int
-
-    Returns
-    -------
-    dict
-        ``value``, in [-2, 2], and its 95 % interval ``low``, ``high``, both sides resampled on their own.
-    """
-    changes = [torch.exp(-after) - torch.exp(-before) for before, after in (forget, control)]
-    samples = [bootstrap_means(change, seed=seed + i) for i, change in enumerate(changes)]
-    low, high = percentile_interval(samples[0] - samples[1])
-    return {"value": float(changes[0].mean() - changes[1].mean()), "low": low, "high": high}
-
-
 @dataclass(frozen=True)
 class _Measured:
     """What a model makes of n pairs: each answer's NLL [n] and, if it was asked, what it says and its ROUGE-L [n]."""
@@ -256,7 +199,7 @@ def _attack(
     """The rest before and after training on the others."""
     before = _measure(model, tokenizer, rest, config, title)
     with intact(model, weights=True) as anatomy:
-        _train(anatomy, [_encode(tokenizer, pair) for pair in trained], config, title)
+        train_on_answers(anatomy, [_encode(tokenizer, pair) for pair in trained], config, title)
         return before, _measure(model, tokenizer, rest, config, title)
 
 
@@ -343,104 +286,3 @@ def _arms(forget_set: ForgetSet, config: RelearningConfig) -> dict[str, tuple[li
 
 def _encode(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> tuple[list[int], int]:
     return encode_answer(tokenizer, qa_prompt(pair.question), qa_answer(pair.answer))
-
-
-def _train(
-    anatomy: Anatomy, sequences: Sequence[tuple[list[int], int]], config: RelearningConfig, title: str | None
-) -> None:
-    """Change the model's weights in place; `sequences` are token ids and where the answer begins in them."""
-    parameters = _trained_parameters(anatomy)
-    for p in anatomy.outer.parameters():
-        p.requires_grad_(False)
-    for p in parameters:
-        p.requires_grad_(True)
-    masters = [p if p.dtype in (torch.float32, torch.float64) else p.detach().float() for p in parameters]
-    fused = all(master.device.type in ("cpu", "cuda") for master in masters)  # a fifth of the time on CPUs
-    optimizer = torch.optim.AdamW(masters, lr=config.learning_rate, weight_decay=0.0, fused=fused)
-    batches = _batches(len(sequences), config)
-    at_once = config.batch_size
-    for _ in tqdm(range(config.steps), desc=title, unit="step", leave=False, disable=title is None or rank() != 0):
-        batch = [sequences[i] for i in next(batches)]
-        while True:
-            try:
-                gradients = _gradients(anatomy, batch, at_once, parameters)
-                break
-            except torch.OutOfMemoryError:
-                if at_once == 1:
-                    raise
-                at_once = (at_once + 1) // 2
-            torch.cuda.empty_cache()
-        for master, gradient in zip(masters, gradients, strict=True):
-            master.grad = gradient
-        norm = nn.utils.clip_grad_norm_(masters, config.max_grad_norm)
-        if not bool(torch.isfinite(norm)):
-            raise ValueError(
-                "relearning diverged: its gradient is not finite. Lower `learning_rate` of RelearningConfig, or load "
-                "the model in bfloat16 or float32"
-            )
-        optimizer.step()
-        with torch.no_grad():
-            for p, master in zip(parameters, masters, strict=True):
-                if p is not master:
-                    p.copy_(master)
-
-
-def _trained_parameters(anatomy: Anatomy) -> list[nn.Parameter]:
-    adapters = adapter_parameters(anatomy.model)
-    if adapters:
-        return [p for p in anatomy.outer.parameters() if p.requires_grad] or adapters
-    return list(anatomy.model.parameters())
-
-
-def adapter_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters of the adapters, active or not, in PEFT's layers; none without PEFT."""
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    return [p for layer in layers for name in layer.adapter_layer_names for p in getattr(layer, name).parameters()]
-
-
-def _batches(n: int, config: RelearningConfig) -> Iterator[list[int]]:
-    """Batches of one seeded permutation of 0..n-1 after the other, without end; one may reach into the next."""
-    generator = torch.Generator().manual_seed(config.seed)
-    waiting: list[int] = []
-    while True:
-        while len(waiting) < config.batch_size:
-            waiting += torch.randperm(n, generator=generator).tolist()
-        yield waiting[: config.batch_size]
-        waiting = waiting[config.batch_size :]
-
-
-def _gradients(
-    anatomy: Anatomy, batch: Sequence[tuple[list[int], int]], at_once: int, parameters: Sequence[nn.Parameter]
-) -> list[Tensor | None]:
-    """Gradient of the batch's mean answer-token NLL for each parameter, float32 at least; None where it has none.
-
-    Not by `backward`, whose hooks on parameters belong to somebody else's training (DDP's reducer, optimisers that
-    step while gradients arrive).
-    """
-    n_tokens = sum(len(ids) - first for ids, first in batch)
-    total: list[Tensor | None] = [None] * len(parameters)
-    for start in range(0, len(batch), at_once):
-        with torch.enable_grad():
-            loss = _answer_nll(anatomy, batch[start : start + at_once]) / n_tokens
-            parts = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for i, part in enumerate(parts):
-            if part is not None:
-                part = part if part.dtype == torch.float64 else part.float()
-                total[i] = part if total[i] is None else total[i] + part
-    return total
-
-
-def _answer_nll(anatomy: Anatomy, batch: Sequence[tuple[list[int], int]]) -> Tensor:
-    """Sum of the NLL of all answer tokens of the batch, float32."""
-    width = max(len(ids) for ids, _ in batch)
-    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch])
-    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in batch])
-    places = torch.tensor([(row, t) for row, (ids, first) in enumerate(batch) for t in range(first, len(ids))])
-    forward = type(anatomy.model).forward  # the class's: trainers replace the instance's by closures of their own
-    options = {"use_cache": False} if "use_cache" in inspect.signature(forward).parameters else {}
-    logits = forward(
-        anatomy.model, input_ids=ids.to(anatomy.device), attention_mask=mask.to(anatomy.device), **options
-    ).logits
-    row, t = places.to(logits.device).unbind(1)
-    targets = ids.to(logits.device)[row, t]
-    return nn.functional.cross_entropy(logits[row, t - 1].float(), targets, reduction="sum")

@@ -13,11 +13,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-from monitor.attacks import relearning as module
+from monitor.attacks import answer_training as module
 from monitor.attacks.membership import membership
 from monitor.attacks.quantization import quantization
-from monitor.attacks.relearning import RelearningConfig, before_and_after, excess, relearning
+from monitor.attacks.relearning import RelearningConfig, relearning
 from monitor.generation import greedy_answers
+from monitor.geometry.recovery import before_and_after, excess
 from monitor.geometry.rouge import rouge_l
 from monitor.stimuli.encoding import encode_answer, qa_answer, qa_prompt
 from monitor.stimuli.forget_set import ForgetSet, Pair
