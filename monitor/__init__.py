@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from monitor.readings import Reading
     from monitor.rules import Condition, StopWhen
     from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
-    from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
+    from monitor.stimuli.counterfactual import (
+        CounterfactualSet,
+        counterfactual_from_pairs,
+        counterfactual_sets_from_file,
+        load_counterfactual_sets,
+    )
     from monitor.stimuli.forget_set import ForgetSet, Pair, load_forget_set
+    from monitor.stimuli.mixture import draw_mixture, largest_mixture
 
 # Imported when first used: checking a forget set or listing models needs neither torch nor transformers, which take
 # seconds to import.
@@ -52,6 +58,10 @@ _HOME = {
     "Reading": "monitor.readings",
     "States": "monitor.activations",
     "StopWhen": "monitor.rules",
+    "counterfactual_from_pairs": "monitor.stimuli.counterfactual",
+    "counterfactual_sets_from_file": "monitor.stimuli.counterfactual",
+    "draw_mixture": "monitor.stimuli.mixture",
+    "largest_mixture": "monitor.stimuli.mixture",
     "load_bias_stimuli": "monitor.stimuli.bias",
     "load_counterfactual_sets": "monitor.stimuli.counterfactual",
     "load_forget_set": "monitor.stimuli.forget_set",
@@ -81,6 +91,10 @@ __all__ = [
     "Reading",
     "States",
     "StopWhen",
+    "counterfactual_from_pairs",
+    "counterfactual_sets_from_file",
+    "draw_mixture",
+    "largest_mixture",
     "load_bias_stimuli",
     "load_counterfactual_sets",
     "load_forget_set",
@@ -92,3 +106,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'monitor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

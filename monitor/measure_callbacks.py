@@ -19,7 +19,7 @@ class BiasShiftCallback(Monitor):
     layer, pooling, n_bootstrap, seed, name
         Options of `BiasShift`.
     **monitor_options
-        As in `Monitor`: reference, every, at_start, at_end, tokenizer, token_budget, progress.
+        As in `Monitor`: reference, every, rules, at_start, at_end, tokenizer, token_budget, progress.
     """
 
     def __init__(self, stimuli=None, **options) -> None:
@@ -37,7 +37,7 @@ class FragmentationCallback(Monitor):
     layer, pooling, batches, seed, controls, name
         Options of `Fragmentation`.
     **monitor_options
-        As in `Monitor`: reference, every, at_start, at_end, tokenizer, token_budget, progress.
+        As in `Monitor`: reference, every, rules, at_start, at_end, tokenizer, token_budget, progress.
     """
 
     def __init__(self, pairs, **options) -> None:
@@ -55,7 +55,7 @@ class BehaviourCallback(Monitor):
     n_bootstrap, seed, name
         Options of `Behaviour`.
     **monitor_options
-        As in `Monitor`: reference, every, at_start, at_end, tokenizer, token_budget, progress.
+        As in `Monitor`: reference, every, rules, at_start, at_end, tokenizer, token_budget, progress.
     """
 
     def __init__(self, pairs, **options) -> None:
@@ -74,7 +74,7 @@ class DetectabilityCallback(Monitor):
     name
         Options of `Detectability`.
     **monitor_options
-        As in `Monitor`: reference, every, at_start, at_end, tokenizer, token_budget, progress.
+        As in `Monitor`: reference, every, rules, at_start, at_end, tokenizer, token_budget, progress.
     """
 
     def __init__(self, sets=None, **options) -> None:
@@ -84,6 +84,6 @@ class DetectabilityCallback(Monitor):
 
 def _split_options(options: dict) -> tuple[dict, dict]:
     """The monitor's own options, and the measure's."""
-    names = ("reference", "every", "at_start", "at_end", "tokenizer", "token_budget", "progress")
+    names = ("reference", "every", "rules", "at_start", "at_end", "tokenizer", "token_budget", "progress")
     own = {name: options[name] for name in names if name in options}
     return own, {name: value for name, value in options.items() if name not in own}

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from monitor.journal import ATTACKS, RULES
+
 # What the table shows of each measure, in order: (measure, metric, group, label).
 ROWS = (
     ("behaviour", "forget_nll", "", "forget NLL (nats)"),
@@ -47,7 +49,9 @@ def summarise(lines: Sequence[Mapping]) -> list[dict]:
     """
     if not lines:
         return []
-    first, last = min(line["step"] for line in lines), max(line["step"] for line in lines)
+    # An attack may come at a step without a measurement, where nothing else has a value.
+    steps = [line["step"] for line in lines if line["measure"] not in (RULES, ATTACKS)] or [lines[0]["step"]]
+    first, last = min(steps), max(steps)
     headline: dict[tuple, dict[int, Mapping]] = {}
     for line in lines:
         # A metric's first line of a step is its headline; scanned layers follow it.
@@ -108,6 +112,22 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def events(lines: Sequence[Mapping]) -> list[str]:
+    """Sentences on what rules decided and attacks found, in the journal's order."""
+    found = {(line["step"], line["metric"]): line for line in lines if line["measure"] == ATTACKS}
+    sentences = []
+    for line in lines:
+        if line["measure"] == RULES and line["metric"] == "stop":
+            sentences.append(f"Stopped at step {line['step']} by the rule {line['group']}: {line['note']}.")
+        elif line["measure"] == ATTACKS and not line["metric"].endswith("_baseline"):
+            without = found.get((line["step"], f"{line['metric']}_baseline"))
+            score = number(line["value"], line["low"], line["high"])
+            told = score if line["valid"] else f"failed, {line['note']}"
+            told += f", {number(without['value'], None, None)} without it" if line["valid"] and without else ""
+            sentences.append(f"Attack at step {line['step']}, {line['metric']}: {told}.")
+    return sentences
 
 
 def in_words(records: Sequence[Mapping]) -> list[str]:

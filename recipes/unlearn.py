@@ -36,7 +36,7 @@ from recipes.outputs import check_writable
 from recipes.reinforcement import ReinforcementArguments, reinforce
 from recipes.resuming import check_same_run, find_checkpoint, is_finished, run_record, write_record
 from recipes.rule_arguments import RuleArguments, build_rules
-from recipes.summary import print_summary, summarise, write_records
+from recipes.summary import events, print_summary, summarise, write_records
 from recipes.verification import scores_at_start, scores_now, verdict_lines, verdict_sentence, verify
 from trainers.unlearning_config import UnlearningConfig
 from trainers.unlearning_trainer import UnlearningTrainer
@@ -221,7 +221,7 @@ def run(
     if training.load_best_model_at_end and trainer.state.best_global_step:
         # The model that was saved is the best one: the table is about that one, not about the last step.
         lines = [line for line in lines if line["step"] <= trainer.state.best_global_step]
-    words = []
+    words = events(lines)
     if after is not None:
         broke = {line["step"]: line["value"] for line in lines if line["metric"] == "collapsed"}
         steps = min(broke, default=0), max(broke, default=trainer.state.global_step)

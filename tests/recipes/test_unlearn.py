@@ -457,7 +457,7 @@ def test_quantised_weights_with_adapters(options, command, tiny_llama, model_fol
 # Rules and attacks
 
 
-def test_a_rule_stops_and_the_end_is_attacked(command, tmp_path):
+def test_a_rule_stops_and_the_end_is_attacked(command, tmp_path, capsys):
     options = {"measures": "behaviour", "verification": "false", "attacks": "membership", "quick_attacks": "true"}
     unlearn.main([*command(**options), "--stop_when", "behaviour/forget_nll > start"])
     lines = journal(tmp_path / "run")
@@ -465,6 +465,9 @@ def test_a_rule_stops_and_the_end_is_attacked(command, tmp_path):
     assert stop["step"] == 2 and stop["group"] == "behaviour/forget_nll > start"
     (attack,) = [line for line in lines if (line["measure"], line["metric"]) == ("attacks", "membership")]
     assert attack["step"] == 2 and 0 <= attack["value"] <= 1
+    out = capsys.readouterr().out
+    assert "Stopped at step 2 by the rule behaviour/forget_nll > start" in out
+    assert "Attack at step 2, membership: 0." in out and "0.500 without it" in out
     (file,) = (tmp_path / "run" / "monitor" / "attacks").iterdir()
     assert json.loads(file.read_text())["score"] == attack["value"]
 
