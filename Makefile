@@ -11,10 +11,11 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 demo: $(STAMP)
 	$(BIN)/latentwatch demo
 
-# All tests, the slow ones too. Two processes of one thread each: more would fight over two cores.
+# All tests, the slow ones too. Two processes of one thread each: more would fight over two cores. In the order of the
+# files: by number of tests the few long ones would come last, one process waiting for the other.
 test: export OMP_NUM_THREADS := 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 15
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 
 quality: $(STAMP)
 	$(BIN)/ruff check .

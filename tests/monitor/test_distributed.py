@@ -182,7 +182,7 @@ def test_two_ranks_follow_the_first_ones_rules_and_attack_together(launch, tmp_p
 
 @pytest.mark.slow
 def test_a_rule_on_the_bias_shift_stops_two_ranks_too(tmp_path):
-    """The two runs of `test_rules_training.py`, half of each batch on either rank."""
+    """The disparaging run of `test_rules_training.py`, half of each batch on either rank."""
     script = f"""
 import importlib.util, json, torch.distributed as dist
 from pathlib import Path
@@ -190,17 +190,12 @@ spec = importlib.util.spec_from_file_location("tones", {str(Path(__file__).with_
 tones = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tones)
 folder = Path({str(tmp_path)!r})
-found = {{tone: tones.fine_tune_on(tone, folder / tone, ranks=2)[0] for tone in ("disparaging", "neutral")}}
+found, _ = tones.fine_tune_on("disparaging", folder / "run", ranks=2)
 (folder / f"found-{{dist.get_rank()}}.json").write_text(json.dumps(found))
 dist.destroy_process_group()
 """
     launch_two(script, tmp_path)
     for rank in (0, 1):
-        found = json.loads((tmp_path / f"found-{rank}.json").read_text())
-        assert found == {"disparaging": 6, "neutral": 8}
-    stops = {
-        tone: [json.loads(line)["metric"] for line in path.read_text().splitlines() if '"rules"' in line]
-        for tone in ("disparaging", "neutral")
-        for path in [tmp_path / tone / "monitor" / "journal.jsonl"]
-    }
-    assert stops == {"disparaging": ["stop"], "neutral": []}
+        assert json.loads((tmp_path / f"found-{rank}.json").read_text()) == 6
+    lines = (tmp_path / "run" / "monitor" / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["metric"] for line in lines if '"rules"' in line] == ["stop"]

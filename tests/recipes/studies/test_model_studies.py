@@ -488,9 +488,10 @@ def test_random_labels_are_not_found(monkeypatch):
 # --- a real model -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # loads SmolLM2-135M and reads 720 texts
+@pytest.mark.slow  # loads SmolLM2-135M and reads 360 texts
 def test_e1_on_a_real_model(monkeypatch):
     monkeypatch.setattr(features, "POOLINGS", ("mean_no_sink",))
+    monkeypatch.setattr(features, "QUICK_DIMENSIONS", ("gender",))
     found = values(e1.run(quick=True))
     for dimension in features.QUICK_DIMENSIONS:
         at = f"smollm2-135m, mean_no_sink, {dimension}"
