@@ -304,22 +304,20 @@ def test_resuming_before_the_first_checkpoint_starts_anew(command, tmp_path):
 def test_killed_at_any_moment_and_resumed_the_journal_reads_as_if_it_had_never_stopped(command, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
+    def arguments(folder):
+        made = command(folder, max_steps=8, resume_from_checkpoint="true", save_total_limit=2, verification="false")
+        return [*made, "--measures", "fragmentation", "behaviour"]
+
     def start(folder):
-        arguments = command(
-            folder, max_steps=8, resume_from_checkpoint="true", save_total_limit=2, verification="false"
-        )
         with open(tmp_path / f"{folder}.log", "a") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "recipes.unlearn", *arguments], env=environment, stdout=log, stderr=log
+                [sys.executable, "-m", "recipes.unlearn", *arguments(folder)], env=environment, stdout=log, stderr=log
             )
 
-    assert start("whole").wait(timeout=300) == 0
-    # Strike whenever the next of these appears on disk: in the reference, in measurements, in checkpoints.
+    unlearn.main(arguments("whole"))
+    # Strike whenever the next of these appears on disk: in measurements, in checkpoints.
     folder = tmp_path / "killed"
-    traces = [
-        "monitor/reference.safetensors", "monitor/journal.jsonl", "checkpoint-4/model.safetensors",
-        "checkpoint-6/trainer_state.json",
-    ]  # fmt: skip
+    traces = ["monitor/journal.jsonl", "checkpoint-4/model.safetensors", "checkpoint-6/trainer_state.json"]
     kills = 0
     for trace in traces:
         process = start("killed")
@@ -329,9 +327,8 @@ def test_killed_at_any_moment_and_resumed_the_journal_reads_as_if_it_had_never_s
             process.send_signal(signal.SIGKILL)
             kills += 1
         process.wait()
-    finished = start("killed")
-    assert finished.wait(timeout=300) == 0, (tmp_path / "killed.log").read_text()[-3000:]
-    assert kills >= 3
+    unlearn.main(arguments("killed"))
+    assert kills >= 2
     assert journal(folder) == journal(tmp_path / "whole")
 
 
