@@ -44,7 +44,7 @@ class AttackArguments:
     attacks : list of str
         Which of `recipes.attacks.ATTACKS`, or "all".
     quick : bool
-        Small settings, minutes on a CPU, instead of the papers'.
+        Small settings instead of the papers'.
     forget_set, columns, entities, variants
         As in `recipes.unlearn.UnlearnArguments`.
     seed : int
@@ -63,7 +63,7 @@ class AttackArguments:
     attacks: list[str] = field(
         default_factory=lambda: ["all"], metadata={"help": "Which attacks.", "choices": [*ATTACKS, "all"]}
     )
-    quick: bool = field(default=False, metadata={"help": "Small settings, minutes on a CPU, instead of the papers'."})
+    quick: bool = field(default=False, metadata={"help": "Small settings instead of the papers'."})
     forget_set: str = field(
         default="harry_potter",
         metadata={"help": "Name of a bundled concept, a file of pairs, or forget=FILE,retain=FILE."},
