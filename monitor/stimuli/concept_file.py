@@ -55,7 +55,8 @@ def read_concept_set(path: str | Path) -> ConceptSet:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(
-            f"concept must be one of {', '.join((*CONCEPTS, CONTROL))}, or a JSON Lines file that exists, got {str(path)!r}"
+            f"concept must be one of {', '.join((*CONCEPTS, CONTROL))}, or a JSON Lines file that exists, got "
+            f"{str(path)!r}"
         )
     header_path = path.with_suffix(".json")
     header = _read_header(header_path) if header_path != path and header_path.is_file() else {}

@@ -86,8 +86,8 @@ class ConceptSet:
     def __post_init__(self) -> None:
         if len(self.entities) < 2:
             raise ValueError(
-                f"concept {self.name!r} must have at least 2 entities, got {len(self.entities)}: a concept of one value "
-                "has no geometry; add entities"
+                f"concept {self.name!r} must have at least 2 entities, got {len(self.entities)}: one value spans "
+                "nothing; add entities"
             )
         if self.cyclic and not self.ordered:
             raise ValueError(f"concept {self.name!r} is `cyclic` but not `ordered`: set `ordered`, or unset `cyclic`")
