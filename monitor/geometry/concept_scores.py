@@ -1,0 +1,456 @@
+"""How completely and how exclusively a set of generations says a concept: scores of MAxBench from judged outputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from monitor.geometry.statistics import percentile_interval
+
+OTHER = "other"  # the category of what belongs to the concept and to none of its categories
+SCORES = (
+    "concept",
+    "fluency",
+    "instruction",
+    "entity_diversity",
+    "category_diversity",
+    "diversity",
+    "axbench",
+    "axbench_of_means",
+    "maxbench",
+)
+# Resamples weighed at once are bounded by this many numbers.
+_MAX_WEIGHTS = 4_000_000
+
+
+class _Entity(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def category(self) -> str: ...
+
+
+class Concept(Protocol):
+    """What is read of a `monitor.stimuli.concepts.ConceptSet`."""
+
+    @property
+    def entities(self) -> Sequence[_Entity]: ...
+    @property
+    def cyclic(self) -> bool: ...
+
+
+class Judged(Protocol):
+    """What is read of a `monitor.judges.judgement.Judgement`; a score that could not be had is None."""
+
+    @property
+    def concept(self) -> float | None: ...
+    @property
+    def fluency(self) -> float | None: ...
+    @property
+    def instruction(self) -> float | None: ...
+    @property
+    def mentions(self) -> Sequence[tuple[str, str]]: ...
+
+
+def harmonic_mean(*scores: float | Tensor) -> float | Tensor:
+    """Harmonic mean of scores, n / Σ 1/x; zero where one of them is zero.
+
+    Parameters
+    ----------
+    *scores : float or Tensor, >= 0
+        At least one; Tensors are taken element by element and must broadcast.
+
+    Returns
+    -------
+    float, or Tensor float64 where a score is one
+        Between the smallest and the largest score. NaN where one is.
+
+    Raises
+    ------
+    ValueError
+        Without scores, or for a negative one.
+    """
+    if not scores:
+        raise ValueError("`scores` must hold at least one score, got none")
+    device = next((score.device for score in scores if isinstance(score, Tensor)), None)
+    values = [torch.as_tensor(score, dtype=torch.float64, device=device) for score in scores]
+    stacked = torch.stack(torch.broadcast_tensors(*values))
+    if bool((stacked < 0).any()):
+        raise ValueError(f"`scores` must be at least 0, got {float(stacked[stacked < 0][0])}")
+    # -0.0 + 0.0 is 0.0: of an infinity each way the sum would be NaN.
+    mean = len(scores) / (stacked + 0.0).reciprocal().sum(0)
+    return float(mean) if device is None else mean
+
+
+def axbench_score(concept: float | Tensor, fluency: float | Tensor, instruction: float | Tensor) -> float | Tensor:
+    """Harmonic mean of the three scores, each in [0, 2]; of one output, or of the means over outputs.
+
+    Notes
+    -----
+    MAxBench, Section 3.3, after AxBench (arXiv 2501.17148). AxBench's published code takes it output by output and then
+    the mean: an output that is fluent and one that is on the concept do not make up for each other there.
+    `score_outputs` reports both.
+    """
+    return harmonic_mean(concept, fluency, instruction)
+
+
+def maxbench_score(
+    concept: float | Tensor, fluency: float | Tensor, instruction: float | Tensor, diversity: float | Tensor
+) -> float | Tensor:
+    """Harmonic mean of four scores, each in [0, 2] (MAxBench, Section 3.3).
+
+    Notes
+    -----
+    Diversity is a property of all outputs together, so the other three are their means over outputs.
+    """
+    return harmonic_mean(concept, fluency, instruction, diversity)
+
+
+@dataclass(frozen=True)
+class DiversityScore:
+    """How evenly mentions are spread; higher: over more entities and categories.
+
+    Attributes
+    ----------
+    entity, category : float in [0, 1]
+        Normalised entropies.
+    """
+
+    entity: float
+    category: float
+
+    @property
+    def total(self) -> float:
+        """Their sum, in [0, 2]."""
+        return self.entity + self.category
+
+
+def diversity(
+    mentions: Sequence[tuple[str, str]], concept: Concept, *, other: bool = False, closed: bool | None = None
+) -> DiversityScore:
+    """Normalised Shannon entropy of the entities and of the categories that were mentioned.
+
+    Parameters
+    ----------
+    mentions : sequence of (entity, category)
+        Of all outputs, in any order; an entity once an output, as judges give them.
+    concept : ConceptSet
+    other : bool
+        Whether the judge can name entities that the concept does not list, some of the category ``"other"``.
+    closed : bool, optional
+        The listed entities are all there are. By default this is ``concept.cyclic``: a cycle is complete.
+
+    Returns
+    -------
+    DiversityScore
+        0 for mentions of one and the same entity, and for none.
+
+    Raises
+    ------
+    ValueError
+        A mention that the concept does not list, without `other`; a category that is neither one of the concept's nor
+        ``"other"``.
+
+    Notes
+    -----
+    H = −Σ p ln p over the mentions, divided by the largest value it can have:
+
+    - category: ln C, C the concept's categories, and one more, ``"other"``, if `other`. Where every entity is a
+      category of its own (days, years) C counts the entities.
+    - entity, closed: ln K, K the listed entities. What a judge names beside these is no member and is left out.
+    - entity, open: the support is unknown. n mentions are of n different entities at most, and of K at most for a
+      judge that knows no others: ln n with `other`, ln min(n, K) without.
+
+    MAxBench, Section 4.3 and Appendix H, whose formulas for the two supports its text does not carry; this is our
+    choice. With few mentions an open entity entropy says little: two mentions of two entities reach 1.
+    """
+    entities, categories = _count(mentions, concept, other, _is_closed(concept, closed))
+    support = _Support(concept, other, _is_closed(concept, closed))
+    entity, category = support.normalised(entities, categories)
+    return DiversityScore(float(entity), float(category))
+
+
+@dataclass(frozen=True)
+class UnseenInstances:
+    """Mentions of entities that the geometry was not recovered from.
+
+    Attributes
+    ----------
+    mentions : int
+        Mentions of such entities (MAxBench, Section 5.3, counts instances).
+    entities : tuple of str
+        Which, each once, in the order of their first mention.
+    """
+
+    mentions: int
+    entities: tuple[str, ...]
+
+
+def unseen_instances(mentions: Sequence[tuple[str, str]], seen: Collection[str]) -> UnseenInstances:
+    """Count the mentions of entities that are not among those `seen`, by their names.
+
+    Parameters
+    ----------
+    mentions : sequence of (entity, category)
+    seen : collection of str
+        Names of the entities that a geometry was recovered from, as in
+        ``[concept.entities[i].name for i in split.seen]``.
+    """
+    if isinstance(seen, str):
+        raise ValueError(f"`seen` must be a collection of names, got one string: {seen!r}; put it in a list")
+    unseen = [entity for entity, _ in mentions if entity not in seen]
+    return UnseenInstances(len(unseen), tuple(dict.fromkeys(unseen)))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score over outputs, with its interval.
+
+    Attributes
+    ----------
+    value, low, high : float or None
+        None where there is nothing to have it from.
+    n : int
+        Outputs it is from; those without the score are left out.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+def score_outputs(
+    judgements: Sequence[Sequence[Judged]],
+    concept: Concept,
+    *,
+    other: bool = False,
+    closed: bool | None = None,
+    n_bootstrap: int = 1000,
+    seed: int = 0,
+) -> dict[str, Estimate]:
+    """All scores of one method's outputs.
+
+    Parameters
+    ----------
+    judgements : sequence (prompts) of equally long sequences (sampled points) of Judgement
+    concept : ConceptSet
+    other, closed
+        As in `diversity`.
+    n_bootstrap : int
+        Resamples of the intervals.
+    seed : int
+        Of the function's own generator.
+
+    Returns
+    -------
+    dict of str to Estimate
+        By `SCORES`: ``concept``, ``fluency``, ``instruction`` (means, [0, 2]), ``entity_diversity``,
+        ``category_diversity`` ([0, 1]), ``diversity`` (their sum), ``axbench`` (output by output, then the mean, as in
+        AxBench's code), ``axbench_of_means`` (of the three means), ``maxbench`` (of the three means and the diversity).
+
+    Raises
+    ------
+    ValueError
+        Without outputs, or for prompts with unequally many.
+
+    Notes
+    -----
+    Outputs of one prompt share the prompt, those of one point the point. The 95 % intervals are of a bootstrap that
+    draws prompts and points independently, each with replacement (the pigeonhole bootstrap, Owen, Annals of Applied
+    Statistics 2007), and only points if there is a single prompt; it is on the long side. Drawing with replacement
+    lowers entropies, so each interval is moved by the difference of the value and the mean of its resamples, and then
+    cut to the score's range.
+    """
+    n_points = {len(row) for row in judgements}
+    if len(n_points) != 1 or 0 in n_points:
+        raise ValueError(
+            "`judgements` must hold at least one prompt and equally many outputs of each, at least one, got "
+            f"{[len(row) for row in judgements]}"
+        )
+    if n_bootstrap < 1:
+        raise ValueError(f"`n_bootstrap` must be at least 1, got {n_bootstrap}")
+    shape = len(judgements), n_points.pop()
+    table = _Table([judged for row in judgements for judged in row], concept, other, _is_closed(concept, closed))
+    values = table.scores(torch.ones(1, shape[0] * shape[1], dtype=torch.float64))[0]
+    counts = table.n()
+    resampled = torch.cat([table.scores(weights) for weights in _weights(shape, n_bootstrap, seed)])
+    return {
+        name: _estimate(float(values[i]), resampled[:, i], counts[i], 1.0 if "_diversity" in name else 2.0, shape)
+        for i, name in enumerate(SCORES)
+    }
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman correlation of two scores over n runs; None where a column is constant or n < 3."""
+
+    first: str
+    second: str
+    rho: float | None
+    p: float | None
+    n: int
+
+
+def rank_correlations(columns: Mapping[str, Sequence[float | None]]) -> list[RankCorrelation]:
+    """Spearman correlation of every two score columns (MAxBench, Section 5.4).
+
+    Parameters
+    ----------
+    columns : mapping of str to equally long sequences
+        A row is a run: method, concept, rank, split. Rows that lack one of the two scores (None, NaN) are left out.
+
+    Returns
+    -------
+    list of RankCorrelation
+        In the columns' order, each pair once; p of the two-sided test that takes the rows for independent.
+    """
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"`columns` must be equally long, got {lengths}")
+    return [_rank_correlation(a, b, columns[a], columns[b]) for a, b in itertools.combinations(columns, 2)]
+
+
+def _rank_correlation(a: str, b: str, x: Sequence[float | None], y: Sequence[float | None]) -> RankCorrelation:
+    pairs = [(u, v) for u, v in zip(x, y, strict=True) if u is not None and v is not None]
+    pairs = [(u, v) for u, v in pairs if not (math.isnan(u) or math.isnan(v))]
+    if len(pairs) < 3 or any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
+        return RankCorrelation(a, b, None, None, len(pairs))
+    found = stats.spearmanr(*zip(*pairs, strict=True))
+    return RankCorrelation(a, b, float(found.statistic), float(found.pvalue), len(pairs))
+
+
+def _is_closed(concept: Concept, closed: bool | None) -> bool:
+    return bool(concept.cyclic) if closed is None else closed
+
+
+class _Support:
+    """What entropies are divided by."""
+
+    def __init__(self, concept: Concept, other: bool, closed: bool) -> None:
+        self.other, self.closed, self.known = other, closed, len(concept.entities)
+        self.categories = len({entity.category for entity in concept.entities}) + (other and not closed)
+
+    def normalised(self, entities: Tensor, categories: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts [..., entities] and [..., categories] -> the two entropies [...] in [0, 1]."""
+        n = entities.sum(-1)
+        if self.closed:
+            support = torch.full_like(n, self.known)
+        else:
+            support = n if self.other else n.clamp(max=self.known)
+        return _entropy(entities, support), _entropy(categories, torch.full_like(n, self.categories))
+
+
+def _entropy(counts: Tensor, support: Tensor) -> Tensor:
+    """Entropy of counts [..., m] over its greatest value, ln support [...]; 0 where there is nothing to spread over."""
+    p = counts / counts.sum(-1, keepdim=True).clamp(min=torch.finfo(counts.dtype).tiny)
+    share = -torch.special.xlogy(p, p).sum(-1) / support.clamp(min=2).log()
+    return torch.where(support > 1, share, torch.zeros_like(share)).clamp(0, 1) + 0.0  # no -0.0
+
+
+def _count(mentions: Sequence[tuple[str, str]], concept: Concept, other: bool, closed: bool) -> tuple[Tensor, Tensor]:
+    """How often each entity and each category is mentioned, both [m] float64, in a fixed order."""
+    kept = _checked(mentions, concept, other, closed)
+    return tuple(
+        torch.tensor([names.count(name) for name in sorted(set(names))], dtype=torch.float64)
+        for names in ([entity for entity, _ in kept], [category for _, category in kept])
+    )
+
+
+def _checked(mentions: Sequence[tuple[str, str]], concept: Concept, other: bool, closed: bool) -> list[tuple[str, str]]:
+    """The mentions that count, a listed entity with its own category whatever the judge says."""
+    known = {entity.name: entity.category for entity in concept.entities}
+    kept = []
+    for entity, category in mentions:
+        if entity in known:
+            kept.append((entity, known[entity]))
+        elif closed:
+            continue
+        elif not other:
+            raise ValueError(
+                f"`mentions` must be of entities that the concept lists, got {entity!r}: pass `other=True` if the "
+                "judge names others too"
+            )
+        elif category != OTHER and category not in known.values():
+            raise ValueError(
+                f"`mentions` must have the concept's categories or {OTHER!r}, got {category!r} for {entity!r}"
+            )
+        else:
+            kept.append((entity, category))
+    return kept
+
+
+class _Table:
+    """Outputs as columns of numbers, so that every resample is a weighted sum."""
+
+    def __init__(self, judged: Sequence[Judged], concept: Concept, other: bool, closed: bool) -> None:
+        raw = [[one.concept, one.fluency, one.instruction] for one in judged]
+        scores = torch.tensor([[math.nan if x is None else float(x) for x in row] for row in raw], dtype=torch.float64)
+        per_output = axbench_score(*scores.unbind(1))
+        columns = torch.cat([scores, per_output.unsqueeze(1)], dim=1)
+        self.present = (~columns.isnan()).to(torch.float64)  # [outputs, 4]
+        self.columns = columns.nan_to_num(0.0)
+        mentions = [_checked(one.mentions, concept, other, closed) for one in judged]
+        self.entities = _incidence([[entity for entity, _ in said] for said in mentions])
+        self.categories = _incidence([[category for _, category in said] for said in mentions])
+        self.support = _Support(concept, other, closed)
+
+    def scores(self, weights: Tensor) -> Tensor:
+        """How often each output counts [resamples, outputs] -> its scores [resamples, len(SCORES)], NaN for none."""
+        means = (weights @ self.columns) / (weights @ self.present)  # 0 / 0 is NaN: no output has the score
+        concept, fluency, instruction, per_output = means.unbind(1)
+        entity, category = self.support.normalised(weights @ self.entities, weights @ self.categories)
+        both = entity + category
+        of_means = axbench_score(concept, fluency, instruction)
+        whole = maxbench_score(concept, fluency, instruction, both)
+        return torch.stack([concept, fluency, instruction, entity, category, both, per_output, of_means, whole], dim=1)
+
+    def n(self) -> list[int]:
+        """Outputs behind each of `SCORES`."""
+        concept, fluency, instruction, all_three = self.present.sum(0).to(torch.int64).tolist()
+        everything = len(self.present)
+        fewest = min(concept, fluency, instruction)
+        return [concept, fluency, instruction, everything, everything, everything, all_three, fewest, fewest]
+
+
+def _incidence(names: Sequence[Sequence[str]]) -> Tensor:
+    """How often each output says each name, [outputs, distinct names] float64."""
+    columns = {name: i for i, name in enumerate(sorted({name for said in names for name in said}))}
+    counts = torch.zeros(len(names), len(columns), dtype=torch.float64)
+    for row, said in enumerate(names):
+        for name in said:
+            counts[row, columns[name]] += 1
+    return counts
+
+
+def _weights(shape: tuple[int, int], n_bootstrap: int, seed: int):
+    """How often each output is drawn, in blocks [resamples, prompts · points]."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, _MAX_WEIGHTS // (shape[0] * shape[1]))
+    for start in range(0, n_bootstrap, rows):
+        n = min(rows, n_bootstrap - start)
+        prompts, points = (_draws(n, size, generator) for size in shape)
+        yield (prompts.unsqueeze(2) * points.unsqueeze(1)).flatten(1)
+
+
+def _draws(n: int, size: int, generator: torch.Generator) -> Tensor:
+    """How often each of `size` units is among `size` draws with replacement, [n, size] float64."""
+    drawn = torch.randint(size, (n, size), generator=generator)
+    return torch.zeros(n, size, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(n, size, dtype=torch.float64))
+
+
+def _estimate(value: float, resampled: Tensor, n: int, top: float, shape: tuple[int, int]) -> Estimate:
+    if math.isnan(value):
+        return Estimate(None, None, None, n)
+    low, high = percentile_interval(resampled)
+    if max(shape) < 2 or math.isnan(low):
+        return Estimate(value, None, None, n)
+    shift = value - float(resampled.mean())
+    return Estimate(value, min(max(low + shift, 0.0), top), min(max(high + shift, 0.0), top), n)
