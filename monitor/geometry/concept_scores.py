@@ -163,7 +163,7 @@ def diversity(
     H = −Σ p ln p over the mentions, divided by the largest value it can have:
 
     - category: ln C, C the concept's categories, and one more, ``"other"``, if `other`. Where every entity is a
-      category of its own (days, years) C counts the entities.
+      category of its own (days, years) the two entropies are one and the same.
     - entity, closed: ln K, K the listed entities. What a judge names beside these is no member and is left out.
     - entity, open: the support is unknown. n mentions are of n different entities at most, and of K at most for a
       judge that knows no others: ln n with `other`, ln min(n, K) without.
@@ -336,7 +336,8 @@ class _Support:
 
     def __init__(self, concept: Concept, other: bool, closed: bool) -> None:
         self.other, self.closed, self.known = other, closed, len(concept.entities)
-        self.categories = len({entity.category for entity in concept.entities}) + (other and not closed)
+        self.categories = _n_categories(concept) + (other and not closed)
+        self.alone = _n_categories(concept) == self.known  # every entity is its own category
 
     def normalised(self, entities: Tensor, categories: Tensor) -> tuple[Tensor, Tensor]:
         """Counts [..., entities] and [..., categories] -> the two entropies [...] in [0, 1]."""
@@ -345,7 +346,12 @@ class _Support:
             support = torch.full_like(n, self.known)
         else:
             support = n if self.other else n.clamp(max=self.known)
-        return _entropy(entities, support), _entropy(categories, torch.full_like(n, self.categories))
+        spread = _entropy(entities, support)
+        return spread, spread if self.alone else _entropy(categories, torch.full_like(n, self.categories))
+
+
+def _n_categories(concept: Concept) -> int:
+    return len({entity.category for entity in concept.entities})
 
 
 def _entropy(counts: Tensor, support: Tensor) -> Tensor:

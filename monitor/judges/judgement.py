@@ -62,16 +62,19 @@ class Judge(Protocol):
     Attributes
     ----------
     name : str
-    names_others : bool
-        Whether mentions can be of entities that the concept does not list: `other` of
-        `monitor.geometry.concept_scores.diversity`.
     """
 
     name: str
-    names_others: bool
 
     def judge(self, instruction: Sequence[str], responses: Sequence[str], concept: ConceptSet) -> list[Judgement]:
         """One judgement a response; ``instruction[i]`` is what ``responses[i]`` was to answer."""
+        ...
+
+    def names_others(self, concept: ConceptSet) -> bool:
+        """Whether mentions can be of entities that the concept does not list.
+
+        It is `other` of `monitor.geometry.concept_scores.score_outputs` and `diversity`.
+        """
         ...
 
 

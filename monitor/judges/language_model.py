@@ -66,7 +66,6 @@ class LanguageModelJudge:
     """
 
     name = "language_model"
-    names_others = True
 
     def __init__(
         self,
@@ -115,6 +114,10 @@ class LanguageModelJudge:
             mentions = read_mentions(said["mentions"], response, concept, finder)
             judgements.append(Judgement(concept_rating, fluency, relevance, mentions, tuple(said.items())))
         return judgements
+
+    def names_others(self, concept: ConceptSet) -> bool:
+        """True: a judge is asked for all that belongs to the concept."""
+        return True
 
     def _question(self, rubric: str, instruction: str, response: str, concept: ConceptSet) -> str:
         examples = [entity.name for entity in concept.entities]

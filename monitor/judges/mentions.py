@@ -6,11 +6,14 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
+from monitor.geometry.concept_scores import OTHER
 from monitor.stimuli.concepts import ConceptSet
 
 # Names that are another word in lower case ("china" is porcelain), and the other way round.
 _NAMES = frozenset("china turkey chad jordan guinea jersey polish march may august mon wed sat sun us".split())
 _WORDS = frozenset(("china", "turkey"))
+# Of a concept of years every year is a value, listed or not.
+_YEAR = re.compile(r"(?<!\w)(?<!\d[.,])(?:1[5-9]|20)\d\d(?![.,]\d)(?!'s)(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class MentionFinder:
     ----------
     concept : ConceptSet
 
+    Attributes
+    ----------
+    names_others : bool
+        Whether it finds what the concept does not list.
+
     Notes
     -----
     A mention is one of the entity's `forms` or its regular English plural, as whole words. Case makes no difference,
@@ -39,6 +47,9 @@ class MentionFinder:
     mentions the longest counts, "sea star" and not "star"; of equally long ones the first. Irregular plurals and
     synonyms must be among the forms. What two entities have in common by inflection is a mention of the one that lists
     it, else of the first.
+
+    Word lists know no others than the listed, but for years: where all entities are numbers of four digits, any from
+    1500 to 2099 is a mention, of the category ``"other"`` if it is not listed.
     """
 
     def __init__(self, concept: ConceptSet) -> None:
@@ -51,6 +62,7 @@ class MentionFinder:
                         if variant.casefold() not in known:
                             known.add(variant.casefold())
                             owners[variant] = (entity.name, entity.category)
+        self.names_others = all(re.fullmatch(r"\d{4}", entity.name) for entity in concept.entities)
         self._patterns = [(_pattern(form), entity, category) for form, (entity, category) in owners.items()]
 
     def find(self, text: str) -> list[Mention]:
@@ -61,6 +73,9 @@ class MentionFinder:
             for pattern, entity, category in self._patterns
             for match in pattern.finditer(text)
         ]
+        if self.names_others:
+            # After the listed ones: of equally long mentions the first counts.
+            found += [Mention(year.group(), OTHER, year.start(), year.end()) for year in _YEAR.finditer(text)]
         taken: list[Mention] = []
         for mention in sorted(found, key=lambda m: (m.start - m.end, m.start)):
             if all(mention.end <= other.start or other.end <= mention.start for other in taken):

@@ -21,6 +21,7 @@ from monitor.judges.likelihood import Likelihood
 from monitor.judges.mentions import Mention, MentionFinder, named, plain
 from monitor.judges.repetition import looped, repetition, word_spans
 from monitor.stimuli.concepts import ConceptSet
+from monitor.stimuli.instructions import load_instructions
 
 # A text of fewer words is too short for one entity to crowd out the rest: "A lion." is an answer.
 _SHORT = 4
@@ -60,7 +61,6 @@ class WordListJudge:
     """
 
     name = "word_list"
-    names_others = False
 
     def __init__(
         self,
@@ -73,8 +73,6 @@ class WordListJudge:
         progress: str | None = None,
     ) -> None:
         if instructions is None:
-            from monitor.stimuli.instructions import load_instructions
-
             instructions = load_instructions().norms[:20]
         if isinstance(instructions, str) or len(set(instructions)) < 3:
             raise ValueError(
@@ -117,6 +115,10 @@ class WordListJudge:
                 ),
             )
         return judgements
+
+    def names_others(self, concept: ConceptSet) -> bool:
+        """False, but for years (`MentionFinder`)."""
+        return MentionFinder(concept).names_others
 
     @property
     def scales(self) -> tuple[FluencyScale, dict[str, RelevanceScale]]:

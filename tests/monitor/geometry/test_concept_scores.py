@@ -128,6 +128,10 @@ def test_a_closed_concept_has_no_others_and_an_open_one_may():
     assert diversity(said, ANIMALS, other=True).category == pytest.approx(math.log(2) / math.log(4))
     days = once_each(DAYS)
     assert diversity([*days, ("funday", OTHER)], DAYS, other=True) == diversity(days, DAYS)
+    # Years of no category: one that is not listed is as good as one that is.
+    years = once_each(YEARS)
+    more = diversity([*years, ("1850", OTHER), ("1860", OTHER)], YEARS, other=True)
+    assert (more.entity, more.category) == (pytest.approx(1.0), more.entity)
     with pytest.raises(ValueError, match="insect"):
         diversity([("gnat", "insect")], ANIMALS, other=True)
 
