@@ -16,6 +16,8 @@ from monitor.attack_run import drop_results_after, result_file, run_attack
 from monitor.attack_when import AttackWhen
 from monitor.decisions import Decisions, Due, Rule
 from monitor.journal import ATTACKS, RULES, Journal
+from monitor.measure_settings import FILE_NAME as SETTINGS
+from monitor.measure_settings import warn_of_changes, write_settings
 from monitor.measures.measure import Measure
 from monitor.ranks import barrier, everywhere, rank
 from monitor.readings import Reading
@@ -145,10 +147,12 @@ class Monitor(TrainerCallback):
             if step > 0:
                 self._journal.rewind(step)
                 drop_results_after(self._folder(args), step)
+                warn_of_changes(self._folder(args) / SETTINGS, self.measures, step)
             elif self._evaluated_only:
                 self._journal.rewind(-1)
             else:
                 self._set_previous_run_aside(args)
+            write_settings(self._folder(args) / SETTINGS, self.measures)
         barrier()
         self._measured_step = self._attacked_step = None
         self._reference = None

@@ -91,6 +91,11 @@ class Behaviour:
         self.name = name
         self.n_bootstrap = n_bootstrap
         self.seed = seed
+        self.settings = {
+            "splits": [split for split in _SPLITS if split in pairs],
+            "n_bootstrap": n_bootstrap,
+            "seed": seed,
+        }
         self._requests = {
             split: Answers(
                 prompts=tuple(qa_prompt(pair.question) for pair in pairs[split]),

@@ -91,6 +91,7 @@ class BiasShift:
         self.bias_stimuli = stimuli
         self.n_bootstrap = n_bootstrap
         self.seed = seed
+        self.settings = {"layer": layer, "pooling": pooling, "n_bootstrap": n_bootstrap, "seed": seed}
         self._groups = tuple(stimuli.targets)
         self._n_templates = len(stimuli.targets[self._groups[0]])
         targets = tuple(text for texts in stimuli.targets.values() for text in texts)

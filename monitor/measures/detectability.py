@@ -148,6 +148,11 @@ class Detectability:
         self.smallest_effect, self.level, self.power, self.correction = smallest_effect, level, power, correction
         self.nonlinear = tuple(kind for kind in probes if kind != "linear")
         self.seed, self.device = seed, device
+        self.settings = {
+            "groups": list(sets), "layer": layer, "scan": scan, "pooling": pooling, "purity": purity, "n": n,
+            "smallest_effect": smallest_effect, "level": level, "power": power, "correction": correction,
+            "probes": list(probes), "n_folds": n_folds, "n_seeds": n_seeds, "seed": seed,
+        }  # fmt: skip
         layers = "all" if scan else (layer,)
         self._designs: dict[str, Design] = {}
         for group, stimuli in sets.items():

@@ -83,6 +83,13 @@ class Fragmentation:
     ) -> None:
         self.name = name
         self.layer = _checked_layer(layer)
+        self.settings = {
+            "layer": layer,
+            "pooling": pooling,
+            "batches": batches,
+            "seed": seed,
+            "controls": [*(controls or {})],
+        }
         self._stimuli = {"": _PairTexts(pairs, "pairs", self.layer, pooling, batches, seed)}
         for group, control in (controls or {}).items():
             if not group:

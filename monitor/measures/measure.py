@@ -16,7 +16,8 @@ class Measure(Protocol):
     pooling, and which answers need log-probabilities; the monitor reads the union of all measures' stimuli in one
     pass. ``read`` gets that pass's result for the model as it is now and for the frozen reference, and never a model.
     ``headline`` names the metrics that go into the metrics dict; a metric's headline reading is the *first* reading
-    of that metric with an empty group.
+    of that metric with an empty group. A measure may also have ``settings``, a dict of JSON values: a run that is
+    resumed with others warns.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -429,6 +430,29 @@ def test_resuming_with_other_measures_is_refused(make_trainer):
     Monitor(other, progress=False).attach(resumed)
     with pytest.raises(ValueError, match="other stimuli"):
         resumed.train(resume_from_checkpoint=True)
+
+
+def test_resuming_with_other_settings_of_the_same_texts_warns_and_says_which(make_trainer):
+    def drift(**settings):
+        measure = Drift()
+        measure.settings = settings
+        return Monitor(measure, every={"steps": 2}, progress=False)
+
+    trainer = make_trainer(max_steps=2)
+    drift(seed=0, n=300).attach(trainer)
+    trainer.train()
+    same, other = make_trainer(max_steps=4), make_trainer(max_steps=6)
+    drift(seed=0, n=300).attach(same)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", module="(torch|transformers|accelerate)")
+        same.train(resume_from_checkpoint=True)
+    drift(seed=1, n=300, purity=0.3).attach(other)
+    with pytest.warns(
+        UserWarning, match="from step 4 on.*drift: `seed` was 0, now 1; drift: `purity` was None, now 0.3"
+    ):
+        other.train(resume_from_checkpoint=True)
 
 
 def test_a_new_run_in_a_used_directory_keeps_the_old_readings(make_trainer):
