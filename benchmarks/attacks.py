@@ -2,9 +2,13 @@
 
     python -m benchmarks.attacks --folder runs/attacks
     python -m benchmarks.attacks --folder runs/attacks --methods npo rmu --attacks membership relearning
+    python -m benchmarks.attacks --folder runs/taught --teach
 
 Trains by `recipes/configs/smollm2/<method>.yaml` on the bundled concept, Harry Potter, and prints the table of
 `latentwatch attack --quick`. Models stay in the folder: a method whose model is there is not trained again.
+
+SmolLM2 can say few of the answers, so that attacks have little to bring back. With --teach it first learns the forget
+and the retain answers by heart, and the methods start from there.
 """
 
 from __future__ import annotations
@@ -15,16 +19,36 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from monitor.stimuli.forget_set import load_forget_set
 from recipes import attack, unlearn
 from recipes.attacks import ATTACKS
+from recipes.forget_set_arguments import forget_set_source
 from recipes.methods import METHODS
+from recipes.models import load_model, load_tokenizer
+from trainers.fine_tuning import FineTuningTrainer
+from trainers.fine_tuning_config import FineTuningConfig
 
 MODEL = "smollm2-135m"
 
 
-def train(method: str, folder: Path, max_steps: int | None) -> None:
+def teach(folder: Path, steps: int) -> None:
+    """Fine-tune the model on every forget and retain answer."""
+    forget_set = load_forget_set(forget_set_source("harry_potter"))
+    args = FineTuningConfig(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=16, learning_rate=5e-5,
+        lr_scheduler_type="constant_with_warmup", warmup_steps=2, seed=0, save_strategy="no", report_to="none",
+        dataloader_pin_memory=False, logging_steps=5,
+    )  # fmt: skip
+    pairs = [*forget_set.split("forget"), *forget_set.split("retain")]
+    trainer = FineTuningTrainer(load_model(MODEL), args, pairs, processing_class=load_tokenizer(MODEL))
+    trainer.train()
+    trainer.save_model()
+
+
+def train(method: str, start: str, folder: Path, max_steps: int | None) -> None:
     config = Path(unlearn.__file__).parent / "configs" / "smollm2" / f"{method}.yaml"
     command = ["--config", str(config), "--output_dir", str(folder), "--report_to", "none", "--save_strategy", "no"]
+    command += ["--model_name_or_path", start]
     command += ["--eval_strategy", "no", "--measures", "behaviour", "--verification", "false"]
     if max_steps is not None:
         command += ["--max_steps", str(max_steps)]
@@ -37,14 +61,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the models go, or are")
     parser.add_argument("--methods", nargs="+", default=["gradient_ascent", "npo", "rmu", "whp"], choices=list(METHODS))
     parser.add_argument("--attacks", nargs="+", default=["all"], choices=[*ATTACKS, "all"])
+    parser.add_argument("--teach", action="store_true", help="teach the model the answers before they are unlearned")
+    parser.add_argument("--teach_steps", type=int, default=40)
     parser.add_argument("--max_steps", type=int, help="in place of each recipe's own")
     parser.add_argument("--papers", action="store_true", help="the papers' settings instead of the quick ones")
+    parser.add_argument("--output_dir", help="gets the details of every attack")
     parser.add_argument("--json", help="also write the records to this file")
     options = parser.parse_args(argv)
+    start = MODEL
+    if options.teach:
+        start = str(options.folder / "taught")
+        if not (options.folder / "taught" / "model.safetensors").is_file():
+            teach(options.folder / "taught", options.teach_steps)
     for method in options.methods:
         if not (options.folder / method / "model.safetensors").is_file():
-            train(method, options.folder / method, options.max_steps)
-    command = [MODEL, *(str(options.folder / method) for method in options.methods), "--attacks", *options.attacks]
+            train(method, start, options.folder / method, options.max_steps)
+    models = [*dict.fromkeys((MODEL, start)), *(str(options.folder / method) for method in options.methods)]
+    command = [*models, "--attacks", *options.attacks]
+    command += [] if options.output_dir is None else ["--output_dir", options.output_dir]
     command += [] if options.papers else ["--quick"]
     command += [] if options.json is None else ["--json", options.json]
     attack.main(command)
