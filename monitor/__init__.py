@@ -13,17 +13,20 @@ if TYPE_CHECKING:
     from monitor.measure_callbacks import (
         BehaviourCallback,
         BiasShiftCallback,
+        ConceptRecoveryCallback,
         DetectabilityCallback,
         FragmentationCallback,
     )
     from monitor.measures.behaviour import Behaviour
     from monitor.measures.bias_shift import BiasShift
+    from monitor.measures.concept_recovery import ConceptRecovery
     from monitor.measures.detectability import Detectability
     from monitor.measures.fragmentation import Fragmentation
     from monitor.measures.measure import Measure
     from monitor.readings import Reading
     from monitor.rules import Condition, StopWhen
     from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
+    from monitor.stimuli.concepts import ConceptSet, load_concept_sets
     from monitor.stimuli.counterfactual import (
         CounterfactualSet,
         counterfactual_from_pairs,
@@ -44,6 +47,9 @@ _HOME = {
     "BiasShift": "monitor.measures.bias_shift",
     "BiasShiftCallback": "monitor.measure_callbacks",
     "BiasStimuli": "monitor.stimuli.bias",
+    "ConceptRecovery": "monitor.measures.concept_recovery",
+    "ConceptRecoveryCallback": "monitor.measure_callbacks",
+    "ConceptSet": "monitor.stimuli.concepts",
     "Condition": "monitor.rules",
     "CounterfactualSet": "monitor.stimuli.counterfactual",
     "Detectability": "monitor.measures.detectability",
@@ -63,6 +69,7 @@ _HOME = {
     "draw_mixture": "monitor.stimuli.mixture",
     "largest_mixture": "monitor.stimuli.mixture",
     "load_bias_stimuli": "monitor.stimuli.bias",
+    "load_concept_sets": "monitor.stimuli.concepts",
     "load_counterfactual_sets": "monitor.stimuli.counterfactual",
     "load_forget_set": "monitor.stimuli.forget_set",
     "measure_activations": "monitor.activations",
@@ -77,6 +84,9 @@ __all__ = [
     "BiasShift",
     "BiasShiftCallback",
     "BiasStimuli",
+    "ConceptRecovery",
+    "ConceptRecoveryCallback",
+    "ConceptSet",
     "Condition",
     "CounterfactualSet",
     "Detectability",
@@ -96,6 +106,7 @@ __all__ = [
     "draw_mixture",
     "largest_mixture",
     "load_bias_stimuli",
+    "load_concept_sets",
     "load_counterfactual_sets",
     "load_forget_set",
     "measure_activations",

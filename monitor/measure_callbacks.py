@@ -5,6 +5,7 @@ from __future__ import annotations
 from monitor.callback import Monitor
 from monitor.measures.behaviour import Behaviour
 from monitor.measures.bias_shift import BiasShift
+from monitor.measures.concept_recovery import ConceptRecovery
 from monitor.measures.detectability import Detectability
 from monitor.measures.fragmentation import Fragmentation
 
@@ -80,6 +81,24 @@ class DetectabilityCallback(Monitor):
     def __init__(self, sets=None, **options) -> None:
         own, rest = _split_options(options)
         super().__init__(Detectability(sets, **rest), **own)
+
+
+class ConceptRecoveryCallback(Monitor):
+    """A `Monitor` of concept recovery alone.
+
+    Parameters
+    ----------
+    concepts : mapping of str to ConceptSet, optional
+        The groups; every bundled concept by default.
+    negatives, layer, rank, pooling, n_folds, n_permutations, n_bootstrap, seed, name
+        Options of `ConceptRecovery`.
+    **monitor_options
+        As in `Monitor`: reference, every, rules, at_start, at_end, tokenizer, token_budget, progress.
+    """
+
+    def __init__(self, concepts=None, **options) -> None:
+        own, rest = _split_options(options)
+        super().__init__(ConceptRecovery(concepts, **rest), **own)
 
 
 def _split_options(options: dict) -> tuple[dict, dict]:

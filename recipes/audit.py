@@ -33,9 +33,18 @@ from monitor.reference import other_reference
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
 from recipes.audit_report import audit_report
+from recipes.concept_arguments import ConceptArguments
 from recipes.detectability_arguments import DetectabilityArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
-from recipes.measures import MEASURES, behaviour, bias_shift, check_names, detectability, fragmentation
+from recipes.measures import (
+    MEASURES,
+    behaviour,
+    bias_shift,
+    check_names,
+    concept_recovery,
+    detectability,
+    fragmentation,
+)
 from recipes.models import adapter_base, load_model, load_tokenizer, resolve_model, tokenizer_source
 from recipes.outputs import check_writable
 from recipes.summary import write_records
@@ -46,12 +55,20 @@ AGAINST_REFERENCE = {
     "fragmentation": ("cka", "pca_similarity", "pca_shift"),
     "behaviour": ("forget_nll_change", "retain_nll_change", "heldout_nll_change"),
     "detectability": ("s_change", "auc_change", "auc_change_mixed"),
+    "concept_recovery": (
+        "coverage_reference",
+        "exclusion_reference",
+        "angle_mean",
+        "angle_max",
+        "offset_drift",
+    ),
 }
 
 
 @dataclass
-class AuditArguments(DetectabilityArguments):
-    """Which model, against what, and what to read; detectability's own as in `DetectabilityArguments`.
+class AuditArguments(DetectabilityArguments, ConceptArguments):
+    """Which model, against what, and what to read; detectability's own as in `DetectabilityArguments`, concept
+    recovery's as in `ConceptArguments`.
 
     Parameters
     ----------
@@ -61,7 +78,8 @@ class AuditArguments(DetectabilityArguments):
         The model to compare with, likewise; "adapter_off" is an adapter's own base. Without one only what a model shows
         by itself is read.
     measures : list of str, optional
-        By default bias_shift and detectability, and with a forget set fragmentation and behaviour.
+        By default bias_shift and detectability, and with a forget set fragmentation and behaviour. concept_recovery is
+        read where it is named.
     forget_set, columns, entities, variants
         As in `recipes.unlearn.UnlearnArguments`; there is no forget set by default.
     fragmentation_layer, bias_size
@@ -226,6 +244,8 @@ def build_measures(arguments: AuditArguments) -> list[Measure]:
         measures.append(bias_shift(arguments.bias_size, arguments.pooling))
     if "detectability" in wanted:
         measures.append(detectability(arguments, forget_set, arguments.pooling))
+    if "concept_recovery" in wanted:
+        measures.append(concept_recovery(arguments, arguments.pooling))
     if "fragmentation" in wanted:
         layer = "all" if arguments.scan_layers else arguments.fragmentation_layer
         measures.append(fragmentation(forget_set, layer, arguments.pooling))

@@ -10,20 +10,23 @@ from monitor.measures.behaviour import Behaviour
 from monitor.measures.bias_shift import BiasShift
 from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.bias import load_bias_stimuli
+from monitor.stimuli.concepts import load_concept_sets
 from monitor.stimuli.counterfactual import CounterfactualSet, counterfactual_from_pairs
 from monitor.stimuli.counterfactual_file import MIN_CELLS
 from monitor.stimuli.forget_set import SPLITS, ForgetSet
 from monitor.stimuli.mixture import largest_mixture
+from recipes.concept_arguments import ConceptArguments
 from recipes.counterfactual_arguments import load_sets
 from recipes.detectability_arguments import CONCEPT, DetectabilityArguments
 
 if TYPE_CHECKING:
+    from monitor.measures.concept_recovery import ConceptRecovery
     from monitor.measures.detectability import Detectability
 
 logger = logging.getLogger(__name__)
 
 BATCHES = 10  # of fragmentation, as published
-MEASURES = ("bias_shift", "fragmentation", "behaviour", "detectability")
+MEASURES = ("bias_shift", "fragmentation", "behaviour", "detectability", "concept_recovery")
 
 
 def check_names(names: str | Sequence[str]) -> list[str]:
@@ -97,6 +100,25 @@ def detectability(
     return Detectability(
         sets, layer=parse_layer(arguments.detectability_layer), scan=arguments.scan_layers, purity=arguments.purity,
         n=arguments.n, smallest_effect=arguments.smallest_effect, level=arguments.level, power=arguments.power,
+        **_given(pooling=pooling),
+    )  # fmt: skip
+
+
+def concept_recovery(arguments: ConceptArguments, pooling: str | None = None) -> ConceptRecovery:
+    """Recovery of the concepts that were named.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a concept is neither bundled nor a file.
+    ValueError
+        If a file is faulty, a number out of its range, or a concept too small.
+    """
+    from monitor.measures.concept_recovery import ConceptRecovery
+
+    names = [arguments.concepts] if isinstance(arguments.concepts, str) else arguments.concepts
+    return ConceptRecovery(
+        load_concept_sets(names), layer=parse_layer(arguments.concept_layer), rank=arguments.concept_rank,
         **_given(pooling=pooling),
     )  # fmt: skip
 

@@ -30,6 +30,10 @@ ROWS = (
     ("detectability", "n_detected", "", "groups detected"),
     ("detectability", "s_hat", "concept", "separation s, concept"),
     ("detectability", "verdict", "concept", "verdict, concept (1 detected, -1 underpowered)"),
+    ("concept_recovery", "probe_accuracy", "", "concept values told apart, mean of concepts"),
+    ("concept_recovery", "coverage", "", "held-out values in the subspace, mean"),
+    ("concept_recovery", "coverage_reference", "", "held-out values in the start's subspace, mean"),
+    ("concept_recovery", "exclusion", "", "other texts outside the subspace, AUC, mean"),
 )
 KNOWN_Z = 2.0  # a |z| this large is rare under the null
 

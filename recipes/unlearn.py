@@ -27,9 +27,18 @@ from monitor.callback import FOLDER, Monitor
 from monitor.journal import Journal
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
+from recipes.concept_arguments import ConceptArguments
 from recipes.detectability_arguments import DetectabilityArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
-from recipes.measures import MEASURES, behaviour, bias_shift, check_names, detectability, fragmentation
+from recipes.measures import (
+    MEASURES,
+    behaviour,
+    bias_shift,
+    check_names,
+    concept_recovery,
+    detectability,
+    fragmentation,
+)
 from recipes.methods import DEFAULT, METHODS, method_name
 from recipes.models import load_model, load_tokenizer, resolve_model
 from recipes.outputs import check_writable
@@ -47,11 +56,11 @@ DEFAULT_MEASURES = ("bias_shift", "fragmentation", "behaviour")
 
 
 @dataclass
-class UnlearnArguments(DetectabilityArguments, RuleArguments):
+class UnlearnArguments(DetectabilityArguments, ConceptArguments, RuleArguments):
     """What to forget, how, and what to watch meanwhile.
 
-    Detectability's own arguments are described in `DetectabilityArguments`, what stops the run and starts attacks in
-    `RuleArguments`.
+    Detectability's own arguments are described in `DetectabilityArguments`, concept recovery's in `ConceptArguments`,
+    what stops the run and starts attacks in `RuleArguments`.
 
     Parameters
     ----------
@@ -66,7 +75,8 @@ class UnlearnArguments(DetectabilityArguments, RuleArguments):
     entities : str, optional
         The table of names and their substitutes; by default ``entities.json`` beside the forget file.
     measures : list of str
-        Which of bias_shift, fragmentation, behaviour and detectability to read; the last is off by default.
+        Which of bias_shift, fragmentation, behaviour, detectability and concept_recovery to read; the last two are off
+        by default.
     variants : int
         Anonymised variants a pair, made from the entity table where the file has none.
     fragmentation_layer : str
@@ -303,6 +313,8 @@ def build_measures(arguments: UnlearnArguments, forget_set: ForgetSet) -> list:
         measures.append(behaviour(forget_set))
     if "detectability" in wanted:
         measures.append(detectability(arguments, forget_set))
+    if "concept_recovery" in wanted:
+        measures.append(concept_recovery(arguments))
     return measures
 
 

@@ -149,8 +149,6 @@ class EntityProbe:
     ----------
     accuracy : float in [0, 1]
         Share of texts whose entity a probe that has not seen their group names.
-    by_entity : Tensor [C], float64
-        The same for each entity's texts, in the order of the labels' values.
     null_mean, null_sd : float
         Of the accuracy with permuted labels.
     p : float in (0, 1]
@@ -174,7 +172,7 @@ def entity_probe(
     seed: int = 0,
     *,
     n_folds: int = 5,
-    ridge: float = 1.0,
+    ridge: float = 10.0,
 ) -> EntityProbe:
     """Cross-validated accuracy of a linear classifier of entities, with its permutation null.
 
@@ -190,7 +188,7 @@ def entity_probe(
         Of the folds and of the permutations; global generators are neither read nor moved.
     n_folds : int, >= 2
     ridge : float, > 0
-        Penalty as a multiple of the mean squared length of a standardised row.
+        Penalty alpha as a multiple of d, the mean squared length of a standardised row.
 
     Returns
     -------
@@ -205,14 +203,19 @@ def entity_probe(
 
     Notes
     -----
-    Ridge regression on one-hot targets with an intercept, features standardised in the training folds: scikit-learn's
-    `RidgeClassifier(alpha=ridge * d)` after `StandardScaler`, in closed form. With the centred kernel K of the training
-    rows, J = 11ᵀ/n and the held-out rows' kernel k, predictions are linear in the targets,
+    Nearest centroid in the metric that makes all texts' covariance round: linear discriminant analysis with a ridge,
 
-        H = J' + k (K + alpha I)⁻¹ (I - J),
+        argmin_c (z - μ_c)ᵀ A (z - μ_c),  A = (ZᵀZ + alpha I)⁻¹,
 
-    and H does not depend on them: a permutation costs one matrix product. All rows of an (entity, group) cell are
-    relabelled together, as they are no independent witnesses; so relabelled, an entity still comes in whole cells.
+    z standardised in the training folds Z, alpha = ridge · d. (Regression on one-hot targets, which leaves μ_cᵀAμ_c
+    out, cannot name the entities in the middle of few dimensions.) With the kernel K = ZZᵀ, the held-out rows' kernel k
+    and P [n, C] the averages over the rows of each entity, the scores are
+
+        T P - diag(Pᵀ R P)/2,  T = k (K + alpha I)⁻¹,  R = K (K + alpha I)⁻¹,
+
+    and T and R do not depend on the labels: a permutation costs two matrix products. All rows of an (entity, group)
+    cell are relabelled together, as they are no independent witnesses; so relabelled, an entity still comes in whole
+    cells.
     """
     rows = check_activations(x)
     n = len(rows)
@@ -226,12 +229,17 @@ def entity_probe(
     of_entity = torch.zeros(count, dtype=torch.float64, device=rows.device)
     for fold in range(n_folds):
         held_out = folds == fold
-        hat = _hat_matrix(rows, held_out, ridge)
+        test, train = _smoothers(rows, held_out, ridge)
         width = max(1, _MAX_TARGETS // (count * n))
         for start in range(0, n_permutations + 1, width):
             some = labellings[:, start : start + width]
-            targets = torch.nn.functional.one_hot(some[~held_out], count).to(rows.dtype)  # [train, some, C]
-            named = (hat @ targets.flatten(1)).unflatten(1, targets.shape[1:]).argmax(-1)
+            members = torch.nn.functional.one_hot(some[~held_out], count).to(rows.dtype)  # [train, some, C]
+            sizes = members.sum(0)
+            averages = members / sizes.clamp_min(1)
+            lengths = (averages * (train @ averages.flatten(1)).view_as(averages)).sum(0)
+            scores = (test @ averages.flatten(1)).unflatten(1, sizes.shape) - lengths / 2
+            # An entity whose texts are all held out cannot be named.
+            named = scores.masked_fill(sizes == 0, -torch.inf).argmax(-1)
             right = named == some[held_out]
             hits[start : start + width] += right.sum(0)
             if start == 0:
@@ -271,13 +279,15 @@ def _relabelled(index: Tensor, groups: Tensor, n_permutations: int, seed: int) -
     return cells[0][orders][cell_of].to(index.device)
 
 
-def _hat_matrix(rows: Tensor, held_out: Tensor, ridge: float) -> Tensor:
-    """Predictions of the held-out rows per target of the training rows, [held out, training] float64."""
+def _smoothers(rows: Tensor, held_out: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """k (K + alpha I)⁻¹ [held out, training] and K (K + alpha I)⁻¹ [training, training], float64."""
     training = rows[~held_out]
     mean, scale = training.mean(0), training.std(0, correction=0)
     scale = torch.where(scale > 1e-9 * rows.abs().amax(0), scale, torch.inf)  # constant features say nothing
     train, test = (training - mean) / scale, (rows[held_out] - mean) / scale
     kernel = train @ train.mT
-    kernel.diagonal().add_(ridge * rows.shape[1])
-    hat = torch.cholesky_solve((test @ train.mT).mT, torch.linalg.cholesky(kernel)).mT
-    return hat - hat.mean(1, keepdim=True) + 1 / len(train)
+    penalised = kernel.clone()
+    penalised.diagonal().add_(ridge * rows.shape[1])
+    both = torch.cat([test @ train.mT, kernel])
+    smoothed = torch.cholesky_solve(both.mT, torch.linalg.cholesky(penalised)).mT
+    return smoothed[: len(test)], smoothed[len(test) :]

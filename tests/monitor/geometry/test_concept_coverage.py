@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import RidgeClassifier
+from sklearn.neighbors import NearestCentroid
 from sklearn.preprocessing import StandardScaler
 
 from monitor.geometry.concept_coverage import (
@@ -100,7 +100,7 @@ def test_drift_and_angles_of_a_moved_and_turned_subspace():
 
 @pytest.mark.parametrize("d", [7, 60])
 @pytest.mark.parametrize("strength", [0.0, 0.7])
-def test_the_probe_is_sklearns_ridge_classifier_on_the_same_folds(d: int, strength: float):
+def test_the_probe_is_sklearns_nearest_centroid_of_whitened_features_on_the_same_folds(d: int, strength: float):
     x, labels, groups = entities(strength, d=d)
     x = x * torch.logspace(0, 3, d, dtype=torch.float64) + 5
     folds = grouped_folds(groups, n_folds=5, n_seeds=1, seed=3)[0].numpy()
@@ -108,8 +108,11 @@ def test_the_probe_is_sklearns_ridge_classifier_on_the_same_folds(d: int, streng
     for fold in range(5):
         train, test = folds != fold, folds == fold
         scaler = StandardScaler().fit(x.numpy()[train])
-        model = RidgeClassifier(alpha=0.5 * d).fit(scaler.transform(x.numpy()[train]), labels.numpy()[train])
-        right[test] = model.predict(scaler.transform(x.numpy()[test])) == labels.numpy()[test]
+        z = scaler.transform(x.numpy())
+        metric = np.linalg.inv(z[train].T @ z[train] + 0.5 * d * np.eye(d))
+        round_ = z @ np.linalg.cholesky(metric)
+        model = NearestCentroid().fit(round_[train], labels.numpy()[train])
+        right[test] = model.predict(round_[test]) == labels.numpy()[test]
     found = entity_probe(x, labels, groups, 2, 3, ridge=0.5)
     assert found.accuracy == pytest.approx(right.mean(), abs=1e-12)
     expected = [right[labels.numpy() == entity].mean() for entity in range(6)]
@@ -127,6 +130,14 @@ def test_permutations_equal_probes_of_relabelled_texts():
     )
     assert found.null_mean == pytest.approx(float(one_by_one.mean()), abs=1e-6)
     assert found.null_sd == pytest.approx(float(one_by_one.std()), abs=1e-6)
+
+
+def test_entities_in_the_middle_of_a_line_are_named_too():
+    """Regression on one-hot targets would name the two at the ends alone."""
+    labels = torch.arange(9).repeat_interleave(8)
+    x = 3.0 * labels[:, None] * torch.tensor([[1.0, 0.5]], dtype=torch.float64) + 0.3 * draw(72, 2)
+    found = entity_probe(x, labels, torch.arange(72) // 2, 50)
+    assert found.accuracy > 0.95 and float(found.by_entity.min()) > 0.7
 
 
 def test_whole_cells_are_relabelled():
