@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,7 +87,16 @@ class Monitor(TrainerCallback):
             raise ValueError("`measures` is empty; give the monitor at least one measure.")
         for measure in self.measures:
             if isinstance(measure, type) or not all(hasattr(measure, part) for part in ("name", "stimuli", "read")):
-                raise ValueError(f"`measures` must be measures such as BiasShift() or a list of them, got {measure!r}.")
+                # The repr of what is no measure may be pages of texts.
+                raise ValueError(
+                    "`measures` must be measures such as BiasShift() or a list of them, got "
+                    f"{repr(measure) if isinstance(measure, (type, str)) else type(measure).__name__}."
+                )
+            if not isinstance(measure.name, str) or not re.fullmatch(r"[^\s/]+", measure.name):
+                raise ValueError(
+                    f"A measure's `name` is the first part of its readings' names: it must be a word without '/', got "
+                    f"{measure.name!r}."
+                )
         names = [measure.name for measure in self.measures]
         if len(set(names)) < len(names):
             raise ValueError(f"`measures` must have distinct names, got {names}; pass `name=...` to one of them.")

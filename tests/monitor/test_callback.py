@@ -225,6 +225,14 @@ def test_measures_must_be_there_and_have_distinct_names():
         Monitor([])
     with pytest.raises(ValueError, match="distinct"):
         Monitor([Drift(), Drift()])
+    with pytest.raises(ValueError, match="must be measures such as .* got dict"):
+        Monitor({"a": "pages of texts"})
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "two words", None])
+def test_a_measures_name_is_a_word(name):
+    with pytest.raises(ValueError, match="`name` is the first part"):
+        Monitor(Drift(name))
 
 
 # --- whom it tells ------------------------------------------------------------------------------------------------
