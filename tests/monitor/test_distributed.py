@@ -2,13 +2,11 @@
 what the first rank decides happens on both."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 
 from monitor.activations import Activations, Answers, States, measure_activations, plan_activations
 
@@ -121,15 +119,7 @@ def launch(tiny_llama, tiny_tokenizer, tmp_path):
 def launch_two(script, folder, *arguments):
     """Run a script's text in two processes."""
     (folder / "script.py").write_text(script)
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(folder / "script.py"), *arguments],
-        env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
+    return run(folder / "script.py", arguments, folder, ranks=2, environment={"ACCELERATE_USE_CPU": "true"})
 
 
 def alone(model, tokenizer):

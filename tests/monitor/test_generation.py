@@ -1,13 +1,10 @@
 """Greedy answers against transformers' own decoding of one prompt, whatever the batch, and the model left as it was."""
 
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -358,13 +355,7 @@ def test_every_rank_gets_what_one_process_gets(what, tiny_tokenizer, tmp_path):
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.json").write_text(json.dumps(PROMPTS))
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path), what],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run(tmp_path / "script.py", [tmp_path, what], tmp_path, ranks=2)
     expected = greedy_answers(model, tiny_tokenizer, PROMPTS, max_new_tokens=12)
     for rank in (0, 1):
         assert json.loads((tmp_path / f"{what}-{rank}.json").read_text()) == expected

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, Gemma3TextConfig, GPT2Config, LlamaForCausalLM
 
 from monitor.generation import greedy_answers
@@ -285,13 +282,7 @@ def test_every_rank_gets_what_one_process_gets_and_shards_are_refused(llama, tin
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "options.json").write_text(json.dumps(options))
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(tmp_path / "script.py", [tmp_path], tmp_path, ranks=2)
     expected = sampled_answers(llama, tiny_tokenizer, **options)
     for rank in (0, 1):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected

@@ -1,13 +1,11 @@
 """Every token's state at one layer, against transformers' own hidden states of each text alone."""
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, Gemma2Config, GPT2Config
 
 from monitor.activations import (
@@ -201,13 +199,7 @@ def test_every_rank_gets_what_one_process_gets(tiny_llama, tiny_tokenizer, tmp_p
     tiny_llama().save_pretrained(tmp_path / "model")
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "script.py").write_text(RANKS)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path), str(Path(__file__).parent)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(tmp_path / "script.py", [tmp_path, Path(__file__).parent], tmp_path, ranks=2)
     requests = [TokenStates(PROMPTS, ANSWERS, 2), Answers(PROMPTS[:3], ANSWERS[:3]), TokenStates(PROMPTS, ANSWERS, -1)]
     plan = plan_activations(tiny_llama(), tiny_tokenizer, requests)
     expected = run_plan(tiny_llama(), plan)

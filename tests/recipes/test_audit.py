@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 from transformers import BertConfig, BertModel
 
 from monitor.activations import measure_activations
@@ -389,15 +388,11 @@ def test_it_runs_as_a_module(monkeypatch, capsys):
 def test_two_processes_read_what_one_reads(models, forget_set, tmp_path):
     found = {}
     for ranks in (1, 2):
-        launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"] if ranks == 2 else []
-        command = [sys.executable, *launch, "-m", "recipes.audit", models / "second", "--reference", models / "first"]
-        command += ["--measures", "bias_shift", "fragmentation", "behaviour", "--forget_set", forget_set]
-        command += ["--use_cpu", "true", "--json", tmp_path / f"{ranks}.json"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environment["LATENTWATCH_CACHE"] = str(tmp_path / f"cache{ranks}")
-        command = [str(part) for part in command]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr[-4000:]
+        arguments = [models / "second", "--reference", models / "first"]
+        arguments += ["--measures", "bias_shift", "fragmentation", "behaviour", "--forget_set", forget_set]
+        arguments += ["--use_cpu", "true", "--json", tmp_path / f"{ranks}.json"]
+        environment = {"LATENTWATCH_CACHE": str(tmp_path / f"cache{ranks}")}
+        done = run("recipes.audit", arguments, tmp_path, ranks=ranks, environment=environment)
         assert done.stdout.count("Bias shift, layer") == 1  # one process speaks
         found[ranks] = json.loads((tmp_path / f"{ranks}.json").read_text())
     for one, two in zip(found[1], found[2], strict=True):

@@ -1,14 +1,11 @@
 """The unlearning command end to end on a tiny model: what it writes, what it refuses, and that a kill costs nothing."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import start
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from monitor.stimuli.counterfactual import load_counterfactual_sets
@@ -302,17 +299,9 @@ def test_resuming_before_the_first_checkpoint_starts_anew(command, tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_the_journal_reads_as_if_it_had_never_stopped(command, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-
     def arguments(folder):
         made = command(folder, max_steps=8, resume_from_checkpoint="true", save_total_limit=2, verification="false")
         return [*made, "--measures", "fragmentation", "behaviour"]
-
-    def start(folder):
-        with open(tmp_path / f"{folder}.log", "a") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "recipes.unlearn", *arguments(folder)], env=environment, stdout=log, stderr=log
-            )
 
     unlearn.main(arguments("whole"))
     # Strike whenever the next of these appears on disk: in measurements, in checkpoints.
@@ -320,13 +309,13 @@ def test_killed_at_any_moment_and_resumed_the_journal_reads_as_if_it_had_never_s
     traces = ["monitor/journal.jsonl", "checkpoint-4/model.safetensors", "checkpoint-6/trainer_state.json"]
     kills = 0
     for trace in traces:
-        process = start("killed")
-        while process.poll() is None and not (folder / trace).exists():
+        process = start("recipes.unlearn", arguments("killed"), tmp_path / "killed")
+        while process.is_alive() and not (folder / trace).exists():
             time.sleep(0.002)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
+        if process.is_alive():
+            process.kill()
             kills += 1
-        process.wait()
+        process.join()
     unlearn.main(arguments("killed"))
     assert kills >= 2
     assert journal(folder) == journal(tmp_path / "whole")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
+from processes import run
 
 from monitor.callback import Monitor
 from monitor.measures.behaviour import Behaviour
@@ -360,12 +358,10 @@ def test_two_ranks_equal_one(tmp_path, methods):
     runs = []
     for ranks in (1, 2):
         output = str(tmp_path / f"ranks{ranks}")
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if ranks == 2 else []
-        command = [sys.executable, *launch, script, ROOT, Path(__file__).parent, output, str(4 // ranks)]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=400)
-        processes, run = torch.load(f"{output}.pt")
+        run(script, [ROOT, Path(__file__).parent, output, 4 // ranks], tmp_path, ranks=ranks)
+        processes, found = torch.load(f"{output}.pt")
         assert processes == ranks
-        runs.append(run)
+        runs.append(found)
     assert runs[0].keys() == runs[1].keys() and set(methods) < set(runs[0])
     for case in runs[0]:
         one, two = (run[case]["update"] for run in runs)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from processes import run
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -290,12 +288,7 @@ def test_two_ranks_equal_one(tmp_path):
     """Three steps: a reduction that did not finish would raise in the second."""
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    done = subprocess.run(
-        [*command, str(ROOT), str(Path(__file__).parent), str(tmp_path / "rank")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(script, [ROOT, Path(__file__).parent, tmp_path / "rank"], tmp_path, ranks=2)
     model = build()
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
     moved = train(model, lambda parts: whole(model, LAYER, parts), [0, 1]) - start

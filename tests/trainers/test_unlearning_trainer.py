@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 
 from trainers.npo import NPOTrainer
 from trainers.npo_config import NPOConfig
@@ -120,12 +118,10 @@ def test_two_ranks_equal_one(tmp_path, llama):
     runs = []
     for ranks in (1, 2):
         output = str(tmp_path / f"ranks{ranks}")
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if ranks == 2 else []
-        command = [sys.executable, *launch, script, ROOT, Path(__file__).parent, output, str(4 // ranks)]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
-        processes, run = torch.load(f"{output}.pt")
+        run(script, [ROOT, Path(__file__).parent, output, 4 // ranks], tmp_path, ranks=ranks)
+        processes, found = torch.load(f"{output}.pt")
         assert processes == ranks
-        runs.append(run)
+        runs.append(found)
     start = torch.cat([p.detach().flatten() for p in llama().parameters()])
     for retain_loss in ("nll", "kl"):
         one, two = (run[retain_loss]["weights"] - start for run in runs)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from processes import run
 from transformers import BertConfig, BertModel
 
 from monitor.attacks import gcg as module
@@ -265,13 +262,7 @@ def test_ranks_share_the_pairs_and_fail_together(knowing, tiny_tokenizer, tmp_pa
     pairs = [[p.id, p.question, p.answer, p.split] for p in forget_set().pairs]
     (tmp_path / "given.json").write_text(json.dumps({"pairs": pairs, "config": asdict(settings(steps=2))}))
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(tmp_path / "script.py", [tmp_path], tmp_path, ranks=2)
     expected = gcg(knowing, tiny_tokenizer, forget_set(), settings(steps=2))
     for rank in (0, 1):
         record, details, failure = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from processes import run
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from monitor.attacks import answer_training as module
@@ -357,13 +354,7 @@ def test_every_rank_gets_what_one_process_gets(tiny_llama, tiny_tokenizer, tmp_p
     pairs = [dataclasses.asdict(pair) for pair in forget_set.pairs]
     (tmp_path / "pairs.json").write_text(json.dumps(pairs))
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path)],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(tmp_path / "script.py", [tmp_path], tmp_path, ranks=2)
     config = RelearningConfig(steps=3, batch_size=4, learning_rate=1e-3, max_new_tokens=6)
     expected = [
         relearning(model, tiny_tokenizer, forget_set, config).record(),
