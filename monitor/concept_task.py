@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from monitor.anatomy import Anatomy, find_anatomy
+from monitor.anatomy import find_anatomy
 from monitor.generation import Decoder, encode_prompt, greedy_answers
 from monitor.ranks import rank
 from monitor.stimuli.concepts import ConceptSet, Entity, mentions
@@ -102,16 +102,16 @@ def concept_task(
     said = greedy_answers(
         model, tokenizer, concept.texts, max_new_tokens=max_new_tokens, batch_tokens=batch_tokens, progress=progress
     )
-    anatomy = find_anatomy(model)
+    decoder = Decoder(find_anatomy(model), tokenizer)
     given = _shared_beginning(tokenizer, concept.entities)
     sequences = [encode_prompt(tokenizer, text) + given for text in concept.texts]
-    likeliest = _likeliest(anatomy, tokenizer, sequences, batch_tokens, progress)
+    likeliest = _likeliest(decoder, sequences, batch_tokens, progress)
 
-    known = tokenizer.decode(given).strip().casefold()
+    known = decoder.text(given).strip().casefold()
     top1, top5, continuation = [], [], []
     for label, answer, tokens in zip(concept.labels, said, likeliest, strict=True):
         forms = concept.entities[label].forms
-        hits = [_begins(tokenizer.decode([*given, token]), known, forms) for token in tokens]
+        hits = [_begins(decoder.text([*given, token]), known, forms) for token in tokens]
         top1.append(hits[0])
         top5.append(any(hits))
         continuation.append(mentions(answer, forms))
@@ -140,20 +140,15 @@ def _begins(said: str, known: str, forms: Sequence[str]) -> bool:
 
 
 def _likeliest(
-    anatomy: Anatomy,
-    tokenizer: PreTrainedTokenizerBase,
-    sequences: Sequence[Sequence[int]],
-    batch_tokens: int,
-    progress: str | None,
+    decoder: Decoder, sequences: Sequence[Sequence[int]], batch_tokens: int, progress: str | None
 ) -> list[list[int]]:
     """The five likeliest next tokens after each sequence, the likeliest first."""
-    decoder = Decoder(anatomy, tokenizer)
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     queue = deque(_batches(order, sequences, batch_tokens))
     found: dict[int, list[int]] = {}
     silent = progress is None or rank() != 0
     with (
-        undisturbed(anatomy),
+        undisturbed(decoder.anatomy),
         tqdm(total=len(order), desc=progress, unit="context", leave=False, disable=silent) as bar,
     ):
         while queue:
@@ -161,7 +156,7 @@ def _likeliest(
             try:
                 top = _top_tokens(decoder, [sequences[i] for i in batch])
             except torch.OutOfMemoryError:
-                if len(batch) == 1 or anatomy.sharded:
+                if len(batch) == 1 or decoder.anatomy.sharded:
                     raise
                 queue.extendleft((batch[len(batch) // 2 :], batch[: len(batch) // 2]))
                 continue
