@@ -12,6 +12,7 @@ from torch import Tensor
 
 # A scale is never shorter than half the likelihood a token: less does not tell good from bad English.
 _SHORTEST = math.log(2)
+_DEVIATIONS = 3.0
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,10 @@ def relevance_scale(own: float, unrelated: Tensor) -> RelevanceScale:
     Returns
     -------
     RelevanceScale
-        `chance` is the mean of the unrelated ones; `best` is `own`, but at least one standard deviation of the
-        unrelated above their mean: an unsteered answer that misses the point sets no standard.
+        `chance` is the mean of the unrelated ones; `best` is `own`, but at least three of their standard deviations
+        above their mean: an unsteered answer that misses the point sets no standard. (SmolLM2-135M's own answers of 20
+        tokens to six instructions lay five above, on average.)
     """
     unrelated = unrelated.to(torch.float64)
     chance, spread = float(unrelated.mean()), float(unrelated.std())
-    return RelevanceScale(chance, max(own, chance + max(spread, 1e-6)))
+    return RelevanceScale(chance, max(own, chance + max(_DEVIATIONS * spread, 1e-6)))

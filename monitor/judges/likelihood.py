@@ -13,6 +13,10 @@ from monitor.generation import greedy_answers
 from monitor.geometry.answers import answer_nll
 from monitor.stimuli.encoding import asked_prompt
 
+# Says nothing of what comes, but that it is English: without it a sentence of ours is 0.5 nats a token less likely to
+# SmolLM2-135M, and its first words count for more.
+_OPENING = "Here is a sentence:"
+
 
 class Likelihood:
     """Reads responses with a model; one pass a call.
@@ -62,7 +66,7 @@ class Likelihood:
         """
         requests = []
         if texts:
-            requests.append(Answers(("Text:",) * len(texts), tuple(f" {text.strip()}" for text in texts)))
+            requests.append(Answers((_OPENING,) * len(texts), tuple(f" {text.strip()}" for text in texts)))
         if instructions:
             prompts = tuple(f"Answer: {response.strip()}\nQuestion:" for response in responses)
             requests.append(Answers(prompts, tuple(f" {instruction.strip()}" for instruction in instructions)))

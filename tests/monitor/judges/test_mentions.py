@@ -9,16 +9,15 @@ from monitor.judges.repetition import looped, repetition, word_spans
 from monitor.stimuli.concepts import ConceptSet, Context, Entity
 
 
-def concept(*entities: tuple[str, ...] | str) -> ConceptSet:
+def concept_of(*entities: tuple[str, ...] | str) -> ConceptSet:
     """Entities by their forms; the category is the first letter."""
     forms = [(entity,) if isinstance(entity, str) else entity for entity in entities]
-    return ConceptSet(
-        "things", tuple(Entity(f[0], f[0][0], f, (Context(f"It, {n}, is the", 0),)) for n, f in enumerate(forms))
-    )
+    entities = [Entity(f[0], f[0][0], f, (Context(f"It, {n}, is the", 0),)) for n, f in enumerate(forms)]
+    return ConceptSet("things", tuple(entities))
 
 
 def found(text: str, *entities: tuple[str, ...] | str) -> list[str]:
-    return [mention.entity for mention in MentionFinder(concept(*entities, "zzz")).find(text)]
+    return [mention.entity for mention in MentionFinder(concept_of(*entities, "zzz")).find(text)]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +88,21 @@ def test_the_longest_of_overlapping_mentions_counts():
     assert found("sea lion tamarin", "sea lion", "lion tamarin", "sea") == ["sea", "lion tamarin"]
 
 
+def test_of_years_those_that_are_not_listed_count_as_others():
+    years = MentionFinder(concept_of("1990", "1941"))
+    text = "In 1990 and 1995, not in the 1980s, 1,995 or 3000; in 2010."
+    assert named(years.find(text)) == (("1990", "1"), ("1995", "other"), ("2010", "other"))
+    assert years.names_others and not MentionFinder(concept_of("1990", "lion")).names_others
+    assert found("In 1995", "1990", "lion") == []
+
+
 def test_a_listed_form_beats_an_inflected_one():
     assert found("glasses", "glass", ("spectacles", "glasses")) == ["spectacles"]
 
 
 def test_positions_are_the_mentions_and_each_entity_is_named_once():
     text = "Lions hunt; a lion sleeps by the foxes."
-    mentions = MentionFinder(concept("lion", "fox")).find(text)
+    mentions = MentionFinder(concept_of("lion", "fox")).find(text)
     assert [text[m.start : m.end] for m in mentions] == ["Lions", "lion", "foxes"]
     assert named(mentions) == (("lion", "l"), ("fox", "f"))
 
