@@ -23,6 +23,8 @@ from monitor.geometry.subspaces import (
 # The penalty is not smooth where a column vanishes: it is smoothed, less and less. In units of squared column norms.
 _SMOOTHING = (1e-1, 1e-2, 1e-3)
 _STEPS = 100
+# A pair of columns has vanished when its squared norm is this small against the largest.
+_VANISHED = 1e-6
 
 
 def schatten_surrogate(a: Tensor, b: Tensor, p: float, smoothing: float = 0.0) -> Tensor:
@@ -105,6 +107,7 @@ def low_rank_weights(features: Tensor, index: Tensor, count: int, p: float, pena
     with torch.enable_grad():
         for smoothing in _SMOOTHING:
             _minimise(inside, index, (a, b, bias), p, penalty, smoothing)
+            a, b = _without_vanished(a, b)
     return turn @ (a @ b.mT).detach()
 
 
@@ -125,6 +128,13 @@ def _minimise(
         return value
 
     optimiser.step(loss)
+
+
+def _without_vanished(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B without the pairs of columns that the penalty has brought to zero: they do not come back, but cost."""
+    sizes = a.detach().square().sum(0) + b.detach().square().sum(0)
+    alive = sizes > _VANISHED * sizes.max()
+    return a.detach()[:, alive].contiguous().requires_grad_(), b.detach()[:, alive].contiguous().requires_grad_()
 
 
 def _row_span(features: Tensor) -> Tensor:
