@@ -131,10 +131,13 @@ def test_any_causal_model_can_be_asked(tiny_llama, tiny_tokenizer):
 
 
 @pytest.mark.slow
-def test_a_real_model_gives_readable_ratings(smollm2):
+def test_a_model_too_small_to_judge_leaves_gaps_and_no_scores(smollm2):
+    """SmolLM2-135M goes on about the text instead of grading it: that is told, not taken for a grade."""
     model, tokenizer = smollm2
-    judge = LanguageModelJudge(model, tokenizer, max_new_tokens=60)
-    said = ["The lion sleeps in the shade of a tree.", "The train was late again this morning."]
-    judged = judge.judge(["Describe your morning."] * 2, said, ANIMALS)
-    assert all(text for one in judged for _, text in one.evidence)
-    assert sum(unread(judged).values()) <= 5  # of 6: the smallest of judges often gives no grade
+    judge = LanguageModelJudge(model, tokenizer, max_new_tokens=30)
+    (one,) = judge.judge(["Describe your morning."], ["The lion sleeps in the shade of a tree."], ANIMALS)
+    answers = dict(one.evidence)
+    assert all(answers.values())
+    for name in ("concept", "fluency", "instruction"):
+        assert getattr(one, name) == rating(answers[name])
+    assert sum(unread([one]).values()) == sum("Rating: [[" not in answers[name] for name in list(answers)[:3])
