@@ -1,0 +1,222 @@
+"""Where a model keeps a concept, and how hard to push with it: read once from the reference, for `sampling`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from monitor.activation_norms import activation_norm_range
+from monitor.activations import States, measure_activations
+from monitor.anatomy import find_anatomy
+from monitor.attacks.geometry_file import read_geometry, write_geometry
+from monitor.attacks.sampling_points import concept_points
+from monitor.generation import Decoder
+from monitor.geometry.sampling_scale import calibrate_sigma
+from monitor.geometry.subspace_fits import diff_mean_pairs, entity_centroids, factor_analysis, linear_probe, pca
+from monitor.geometry.subspaces import Subspace
+from monitor.judges.mentions import MentionFinder
+from monitor.judges.word_list import concept_score
+from monitor.steered_generation import instruction_prompt, steerable_layer, steered_answers
+from monitor.stimuli.concepts import ConceptSet
+from monitor.stimuli.instructions import load_instructions
+
+METHODS = ("diff_mean_pairs", "linear_probe", "pca", "factor_analysis")
+# Of the norm of a point, which is that of a hidden state: from a nudge to a shove.
+STRENGTHS = (0.5, 0.7, 1.0, 1.4, 2.0)
+_SIGMAS = 20
+_KIND = "concept geometry"
+
+
+@dataclass(frozen=True, eq=False)
+class ConceptGeometry:
+    """A concept's subspace {L q + b} in one model, and how points of it are sampled and injected.
+
+    Parameters
+    ----------
+    name : str
+        The concept's.
+    subspace : Subspace
+    layer : int
+        Index of the hidden state that it is of.
+    sigma : float, > 0
+        Standard deviation of sampled points along each direction.
+    low, high : float, 0 < low <= high
+        Smallest and largest norm of the model's own states at that layer, before it answers.
+    spread : float, > 0
+        Root-mean-square distance of the entities' centroids from their mean, a direction of the subspace: what sigma
+        would be if sampled points lay as far apart as the entities do.
+    strength : float, > 0
+        What points are multiplied by at the first token.
+    decay : float in [0, 1]
+        What each further token leaves of the strength.
+    """
+
+    name: str
+    subspace: Subspace
+    layer: int
+    sigma: float
+    low: float
+    high: float
+    spread: float
+    strength: float
+    decay: float
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write to a safetensors file."""
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "subspace"}
+        tensors = {"basis": self.subspace.basis, "offset": self.subspace.offset}
+        write_geometry(path, _KIND, tensors, numbers | {"method": self.subspace.method})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> ConceptGeometry:
+        """Read a file that `save` wrote; tensors on the CPU.
+
+        Raises
+        ------
+        FileNotFoundError
+        ValueError
+            For another file.
+        """
+        tensors, numbers = read_geometry(path, _KIND)
+        return cls(subspace=Subspace(**tensors, method=numbers.pop("method")), **numbers)
+
+
+def concept_geometry(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    concept: ConceptSet,
+    *,
+    layer: int | float = 0.8,
+    rank: int = 8,
+    method: str = "diff_mean_pairs",
+    strengths: Sequence[float] = STRENGTHS,
+    decay: float = 0.9,
+    n_points: int = 10,
+    max_new_tokens: int = 20,
+    seed: int = 42,
+    batch_tokens: int = 16384,
+    progress: bool = False,
+) -> ConceptGeometry:
+    """Read a concept's geometry from a model that has it.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The reference: the model before it forgot. A causal language model of transformers, optionally under PEFT or
+        DDP; left as it was found, and not needed any more afterwards.
+    tokenizer : PreTrainedTokenizerBase
+    concept : ConceptSet
+    layer : int or float
+        Hidden state to read and to push, as in `monitor.activations.States`; not the last, which no block reads.
+    rank : int, >= 1
+        Directions. Fewer where the concept has too few entities: C entities span C - 1.
+    method : str
+        One of `METHODS`, of `monitor.geometry.subspace_fits`.
+    strengths : sequence of float, > 0
+        To choose from.
+    decay : float in [0, 1]
+    n_points, max_new_tokens : int, >= 1
+        Points and tokens an output while the strength is chosen.
+    seed : int
+    batch_tokens : int
+        As for `steered_answers`.
+    progress : bool
+        Progress bars on standard error.
+
+    Returns
+    -------
+    ConceptGeometry
+
+    Raises
+    ------
+    ValueError
+        For a model without a head or sharded, a layer that no block reads, an unknown method, bad numbers, or states
+        that are not finite.
+
+    Notes
+    -----
+    The states are those of the last token of the concept's contexts, which is about to name an entity. Sigma is that
+    of 20 candidates from low/100 to high at which most sampled points have a norm within [low, high]
+    (`calibrate_sigma`; MAxBench, App. I, begins at low: with an offset as long as the states themselves no point is
+    then in range), or `spread` where no candidate puts one there.
+
+    The strength is the one with the largest mean concept score (0 no mention, 1 a crowded or looping one, 2 a mention,
+    `monitor.judges.word_list.concept_score`) of the outputs to the bundled *validation* instructions, the smallest of
+    equals. It is chosen here, on the reference, and not by the attack: an attack that tuned itself on the model that it
+    attacks would find what luck gives.
+    """
+    anatomy = find_anatomy(model)
+    Decoder(anatomy, tokenizer)  # says what is missing for it to speak
+    index = steerable_layer(anatomy, layer)
+    if method not in METHODS:
+        raise ValueError(f"`method` must be one of {', '.join(METHODS)}, got {method!r}")
+    if rank < 1:
+        raise ValueError(f"`rank` must be at least 1, got {rank}")
+    check_strengths(strengths)
+    instructions = load_instructions()
+    prompts = {
+        split: [instruction_prompt(tokenizer, text) for text in getattr(instructions, split)]
+        for split in ("norms", "validation")
+    }
+    request = States(concept.texts, layers=(index,), pooling="last")
+    title = f"geometry of {concept.name}" if progress else None
+    states = measure_activations(model, tokenizer, [request], progress=title).states(request)[:, 0]
+    check_finite(states, index)
+    labels = torch.tensor(concept.labels)
+    subspace = _fit(states, labels, min(rank, len(concept.entities) - 1, states.shape[1]), method)
+    low, high = activation_norm_range(model, tokenizer, prompts["norms"], layer=index)
+    centroids = entity_centroids(states, labels)
+    along = (centroids - centroids.mean(0)) @ subspace.basis.double()
+    spread = float(along.square().mean().sqrt())
+    sigma = sampling_sigma(subspace, low, high, spread, seed)
+
+    points = concept_points(subspace, n_points, sigma, seed, "strength")
+    finder = MentionFinder(concept)
+    scores = []
+    for strength in strengths:
+        said = steered_answers(
+            model, tokenizer, prompts["validation"], points, layer=index, strength=strength, decay=decay,
+            max_new_tokens=max_new_tokens, batch_tokens=batch_tokens, progress=title,
+        )  # fmt: skip
+        scores.append(sum(concept_score(text, finder.find(text)) for row in said for text in row))
+    _, strength = max(zip(scores, strengths, strict=True), key=lambda pair: (pair[0], -pair[1]))
+    return ConceptGeometry(concept.name, subspace, index, sigma, low, high, spread, float(strength), float(decay))
+
+
+def sampling_sigma(subspace: Subspace, low: float, high: float, spread: float, seed: int) -> float:
+    """The calibrated sigma; `spread` where nothing can be calibrated: see the Notes of `concept_geometry`."""
+    if not low < high:
+        return spread
+    generator = torch.Generator().manual_seed(seed)
+    sigma, fraction = calibrate_sigma(subspace, low, high, generator=generator, n_values=_SIGMAS, lowest=low / 100)
+    return sigma if fraction > 0 else spread
+
+
+def check_strengths(strengths: Sequence[float]) -> None:
+    """Refuse an empty grid, and strengths that push nothing or backwards."""
+    if not strengths or not all(0 < strength < math.inf for strength in strengths):
+        raise ValueError(f"`strengths` must hold at least one positive, finite number, got {list(strengths)}")
+
+
+def check_finite(states: Tensor, layer: int) -> None:
+    """Refuse states that are not finite."""
+    if not bool(torch.isfinite(states).all()):
+        raise ValueError(
+            f"`model` has hidden states at layer {layer} that are not finite, so they have no geometry: it has "
+            "diverged, or its dtype overflows (float16 does on models with massive activations): load it in bfloat16 "
+            "or float32"
+        )
+
+
+def _fit(states: Tensor, labels: Tensor, rank: int, method: str) -> Subspace:
+    if method == "diff_mean_pairs":
+        return diff_mean_pairs(states, labels, rank)
+    if method == "linear_probe":
+        return linear_probe(states, labels, rank)
+    return pca(states, rank) if method == "pca" else factor_analysis(states, rank)
