@@ -1,4 +1,4 @@
-"""`latentwatch study`: re-run an experiment of the detectability paper and set it beside the published numbers."""
+"""`latentwatch study`: re-run an experiment of a paper and set it beside the published numbers where there are some."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recipes.outputs import check_writable
 from recipes.summary import aligned, number, write_records
 
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
 _MODEL = "smollm2-135m"
+_MAXBENCH = "maxbench"  # has a config and arguments of its own; the experiments e1, e2, ... have a few in common
 _FEW = 3  # settings that a note names; more would drown it
 
 
@@ -24,6 +29,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     Exit status 0 if it ran, 2 for a wrong command.
     """
+    given = list(sys.argv[1:] if argv is None else argv)
+    named = bool(given) and given[0].lower() == _MAXBENCH
+    if named or any(word.split("=")[0] == "--config" for word in given):
+        from recipes.studies import maxbench  # brings torch and transformers with it
+
+        return maxbench.main(given[named:])
     parser = _parser()
     arguments = parser.parse_args(argv)
     titles = study_titles()
@@ -33,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     name = arguments.name.lower()  # the paper writes E9
     if name not in titles:
-        parser.error(f"NAME: expected one of {', '.join(titles)}, got {arguments.name!r}")
+        parser.error(f"NAME: expected one of {', '.join([*titles, _MAXBENCH])}, got {arguments.name!r}")
     if arguments.json not in (None, "-"):  # better known before the work than after it
         check_writable(Path(arguments.json).parent, "json")
     run = importlib.import_module(f"recipes.studies.{name}").run
@@ -52,19 +63,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def study_titles() -> dict[str, str]:
-    """Name and title of every study, in the paper's order.
+    """Name and title of every experiment of the detectability paper, in its order.
 
     Notes
     -----
     Read from the source: importing all of them takes seconds, and some need packages that the others do not.
     """
     sources = [file for file in files("recipes.studies").iterdir() if re.fullmatch(r"e\d+\.py", file.name)]
-    titles = {}
-    for source in sorted(sources, key=lambda file: int(file.name[1:-3])):
-        for node in ast.parse(source.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["TITLE"]:
-                titles[source.name[:-3]] = ast.literal_eval(node.value)
-    return titles
+    return {source.name[:-3]: _title(source) for source in sorted(sources, key=lambda file: int(file.name[1:-3]))}
+
+
+def _title(source: Traversable) -> str:
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["TITLE"]:
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{source.name} has no TITLE")
 
 
 def format_records(records: Sequence[Mapping]) -> str:
@@ -93,11 +106,16 @@ def _notes(records: Sequence[Mapping]) -> list[str]:
 
 
 def _list(titles: Mapping[str, str]) -> None:
-    width = max(map(len, titles))
-    for name, title in titles.items():
+    maxbench = _title(files("recipes.studies").joinpath(f"{_MAXBENCH}.py"))
+    shown = {**titles, _MAXBENCH: maxbench}
+    width = max(map(len, shown))
+    for name, title in shown.items():
         print(f"{name.ljust(width)}  {title}")
     print()
-    print("latentwatch study NAME runs one; --quick in seconds, on less data.")
+    print("latentwatch study NAME runs one; --quick in seconds (maxbench: minutes), on less data.")
+    print(
+        "latentwatch study --config recipes/configs/maxbench.yaml, and the arguments of latentwatch study maxbench -h"
+    )
 
 
 def _refuse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
@@ -110,7 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="latentwatch study",
         description="Re-run an experiment of the detectability paper (arXiv 2609.22337) and set it beside the "
-        "published numbers. Without a name: list the experiments.",
+        "published numbers. Without a name: list the experiments. `maxbench` has arguments of its own: "
+        "latentwatch study maxbench --help.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="e1, e2, ...; left out: list them")
     parser.add_argument("--quick", action="store_true", help="fewer replicates: seconds instead of minutes")
