@@ -3,6 +3,7 @@
     latentwatch attack smollm2-135m runs/npo --quick
     latentwatch attack --model runs/npo --attacks membership relearning --forget_set my/pairs.jsonl --json -
     latentwatch attack smollm2-135m runs/ga runs/npo runs/rmu --attacks all --output_dir attacks
+    latentwatch attack runs/npo --reference smollm2-135m --attacks sampling --concepts animals countries
 
 Arguments are those of `AttackArguments`, from YAML by --config and overridden on the command line; unknown keys are an
 error. Several models are attacked one after another, and stand side by side in the table: put the one that was not
@@ -15,7 +16,7 @@ import gc
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,18 +25,23 @@ import torch
 from accelerate import PartialState
 
 from monitor.attacks.result import AttackResult
+from monitor.attacks.sampling import sampling
+from monitor.stimuli.concepts import ConceptSet
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import option, parse
-from recipes.attacks import ATTACKS, Attack, chosen
+from recipes.attacks import ATTACKS, SAMPLING, Attack, chosen, wants_sampling
+from recipes.concept_arguments import ConceptArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
+from recipes.measures import parse_layer
 from recipes.models import load_model, load_tokenizer, resolve_model, tokenizer_source
 from recipes.outputs import check_writable
+from recipes.sampling_attacks import sampled_concepts, sampling_attacks
 from recipes.summary import aligned, number, write_records
 
 
 @dataclass
-class AttackArguments:
-    """Which models, which attacks, on what.
+class AttackArguments(ConceptArguments):
+    """Which models, which attacks, on what; what `sampling` brings back is in `ConceptArguments`.
 
     Parameters
     ----------
@@ -43,6 +49,8 @@ class AttackArguments:
         The models: folders (of a model or of an adapter), Hub ids or embedded names. Also the command's first words.
     attacks : list of str
         Which of `recipes.attacks.ATTACKS`, or "all".
+    reference : str, optional
+        The model before it forgot, whose geometry `sampling` injects; without it "all" leaves sampling out.
     quick : bool
         Small settings instead of the papers'.
     forget_set, columns, entities, variants
@@ -62,6 +70,9 @@ class AttackArguments:
     )
     attacks: list[str] = field(
         default_factory=lambda: ["all"], metadata={"help": "Which attacks.", "choices": [*ATTACKS, "all"]}
+    )
+    reference: str | None = field(
+        default=None, metadata={"help": "The model before it forgot, whose geometry the attack sampling injects."}
     )
     quick: bool = field(default=False, metadata={"help": "Small settings instead of the papers'."})
     forget_set: str = field(
@@ -127,6 +138,8 @@ def run(arguments: AttackArguments) -> list[dict]:
         raise ValueError(f"`model`: {repeated[0]} is given twice.")
     attacks = chosen(arguments.attacks, quick=arguments.quick, seed=arguments.seed)
     forget_set = read_forget_set(arguments)
+    samples = reference_is_there(arguments)
+    concepts = sampled_concepts(arguments.concepts, forget_set) if samples else {}
     folder = None if arguments.output_dir is None else Path(arguments.output_dir)
     if folder is not None:
         check_writable(folder, "output_dir")
@@ -134,8 +147,10 @@ def run(arguments: AttackArguments) -> list[dict]:
             raise ValueError(f"`output_dir` {folder} is not empty; its results would be mixed with others.")
     if arguments.json not in (None, "-"):
         check_writable(Path(arguments.json).parent, "json")
-    for name in arguments.model:
+    for name in [*arguments.model, *([arguments.reference] if samples else [])]:
         resolve_model(name)
+    if samples:
+        attacks += of_reference(arguments, forget_set, concepts)
     records = []
     for name in arguments.model:
         records += of_model(name, attacks, forget_set, arguments, folder)
@@ -155,15 +170,59 @@ def read_forget_set(arguments: AttackArguments) -> ForgetSet:
         )
 
 
-def of_model(
-    name: str, attacks: Sequence[Attack], forget_set: ForgetSet, arguments: AttackArguments, folder: Path | None
-) -> list[dict]:
-    """The records of one model's attacks, which is in memory only meanwhile."""
+def reference_is_there(arguments: AttackArguments) -> bool:
+    """Whether sampling is asked for and can be had."""
+    wanted = wants_sampling(arguments.attacks)
+    if wanted and arguments.reference is None:
+        if SAMPLING in arguments.attacks:
+            raise ValueError(
+                "`reference` is missing: sampling injects what the model held before it forgot; name that model by "
+                "--reference."
+            )
+        print("sampling is left out: it needs the model before it forgot, by --reference.", file=sys.stderr)
+    if arguments.reference is not None and not wanted:
+        raise ValueError("`reference` is for the attack sampling: add it to --attacks, or leave --reference out.")
+    wanted = wanted and arguments.reference is not None
+    if arguments.concepts is not None and not wanted:
+        raise ValueError("`concepts` are for the attack sampling: add it to --attacks, and --reference.")
+    return wanted
+
+
+def of_reference(arguments: AttackArguments, forget_set: ForgetSet, concepts: Mapping[str, ConceptSet]) -> list[Attack]:
+    """The attacks by sampling, made from the reference, which is in memory only meanwhile."""
+    print(f"{arguments.reference}: reading its geometry ...", file=sys.stderr, flush=True)
+    model, tokenizer = loaded(arguments.reference, arguments)
+    attacks = sampling_attacks(
+        model, tokenizer, forget_set, concepts, layer=parse_layer(arguments.concept_layer),
+        rank=arguments.concept_rank, quick=arguments.quick, seed=arguments.seed, progress=True,
+    )  # fmt: skip
+    del model
+    free_memory()
+    return attacks
+
+
+def loaded(name: str, arguments: AttackArguments) -> tuple:
+    """A model, on its device, and its tokenizer."""
     state = PartialState(cpu=arguments.use_cpu)
     tokenizer = load_tokenizer(tokenizer_source(name))
     model = load_model(name, dtype=arguments.dtype)
     if not getattr(model, "is_quantized", False):  # those are where they were loaded, and cannot be moved
         model.to(state.device)
+    return model, tokenizer
+
+
+def free_memory() -> None:
+    """Give back what a model that nobody holds any more has left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def of_model(
+    name: str, attacks: Sequence[Attack], forget_set: ForgetSet, arguments: AttackArguments, folder: Path | None
+) -> list[dict]:
+    """The records of one model's attacks, which is in memory only meanwhile."""
+    model, tokenizer = loaded(name, arguments)
     records = []
     for attack in attacks:
         print(f"{name}: {attack.name} ...", file=sys.stderr, flush=True)
@@ -173,15 +232,13 @@ def of_model(
             records.append(_record(name, attack, None, arguments, f"{type(error).__name__}: {error}"))
             continue
         records.append(_record(name, attack, result, arguments))
-        if folder is not None and state.is_main_process:
+        if folder is not None and PartialState().is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps(result.record() | {"model": name, "details": result.details}, indent=2, allow_nan=False)
             file = folder / f"{len(list(folder.iterdir())):02d}-{Path(name).name}-{attack.name}.json"
             file.write_text(text + "\n", encoding="utf-8")
     del model  # one model in memory at a time
-    gc.collect()
-    if state.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_memory()
     return records
 
 
@@ -215,6 +272,11 @@ def report(records: Sequence[dict], attacks: Sequence[Attack], forget_set: Forge
     lines = [f"Attacks on {forget_set.name}: higher scores, more came back", "", aligned(table), ""]
     lines += [f"- {attack.name}: {attack.score}" for attack in attacks]
     lines.append("- without: the same score without the attack; intervals are 95 % over questions.")
+    if any(attack.function is sampling for attack in attacks):
+        lines.append(
+            "- of sampling: for questions, `without` is with points of no concept; for a concept that share is "
+            "`isotropic` in the details (--output_dir), beside that of another concept's points."
+        )
     return "\n".join(lines + failed)
 
 

@@ -12,6 +12,7 @@ from monitor.attacks.membership import MembershipConfig, membership
 from monitor.attacks.quantization import QuantizationConfig, quantization
 from monitor.attacks.relearning import RelearningConfig, relearning
 from monitor.attacks.result import AttackResult
+from monitor.attacks.sampling import SamplingConfig, sampling
 from monitor.attacks.steering import SteeringConfig, steering
 
 
@@ -24,10 +25,13 @@ class Attack(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.function.__name__
+        """The function's, or the config's own where one function attacks several things."""
+        return getattr(self.config, "name", self.function.__name__)
 
 
-# In the order they are run: the cheap ones first.
+SAMPLING = "sampling"
+# In the order they are run: the cheap ones first. Sampling's settings hold what was read from the reference, a model:
+# `recipes.sampling_attacks`.
 ATTACKS = {
     "membership": (membership, MembershipConfig, "AUC, facts to forget against never-seen ones"),
     "quantization": (quantization, QuantizationConfig, "answer probability, int4 weights"),
@@ -35,11 +39,16 @@ ATTACKS = {
     "relearning": (relearning, RelearningConfig, "answer probability after training on other facts"),
     "steering": (steering, SteeringConfig, "AUC, answer words with steering against without"),
     "gcg": (gcg, GCGConfig, "share of questions answered with a found suffix"),
+    SAMPLING: (
+        sampling,
+        SamplingConfig,
+        "share of outputs, or questions, in which the reference's points bring it back",
+    ),
 }
 
 
 def chosen(names: str | Sequence[str], *, quick: bool = False, seed: int = 42) -> list[Attack]:
-    """The attacks of these names, each with its settings.
+    """The attacks of these names, each with its settings; all but `sampling`, see `wants_sampling`.
 
     Parameters
     ----------
@@ -62,9 +71,14 @@ def chosen(names: str | Sequence[str], *, quick: bool = False, seed: int = 42) -
         raise ValueError(f"`attacks` is empty; choose from {', '.join(ATTACKS)}, or all.")
     found = []
     for name, (function, config_class, score) in ATTACKS.items():
-        if name in wanted or "all" in wanted:
+        if name != SAMPLING and (name in wanted or "all" in wanted):
             config = config_class.quick() if quick else config_class()
             if any(field.name == "seed" for field in fields(config)):
                 config = replace(config, seed=seed)
             found.append(Attack(function, config, score))
     return found
+
+
+def wants_sampling(names: str | Sequence[str]) -> bool:
+    """Whether `sampling` is among the names, or "all"."""
+    return not {SAMPLING, "all"}.isdisjoint([names] if isinstance(names, str) else names)

@@ -10,7 +10,7 @@ from monitor.measures.behaviour import Behaviour
 from monitor.measures.bias_shift import BiasShift
 from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.bias import load_bias_stimuli
-from monitor.stimuli.concepts import load_concept_sets
+from monitor.stimuli.concepts import CONCEPTS, load_concept_sets
 from monitor.stimuli.counterfactual import CounterfactualSet, counterfactual_from_pairs
 from monitor.stimuli.counterfactual_file import MIN_CELLS
 from monitor.stimuli.forget_set import SPLITS, ForgetSet
@@ -116,7 +116,8 @@ def concept_recovery(arguments: ConceptArguments, pooling: str | None = None) ->
     """
     from monitor.measures.concept_recovery import ConceptRecovery
 
-    names = [arguments.concepts] if isinstance(arguments.concepts, str) else arguments.concepts
+    names = CONCEPTS if arguments.concepts is None else arguments.concepts
+    names = [names] if isinstance(names, str) else names
     return ConceptRecovery(
         load_concept_sets(names), layer=parse_layer(arguments.concept_layer), rank=arguments.concept_rank,
         **_given(pooling=pooling),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from monitor.rules import StopWhen
 from monitor.stimuli.forget_set import ForgetSet
-from recipes.attacks import ATTACKS, chosen
+from recipes.attacks import ATTACKS, Attack, chosen, wants_sampling
 
 
 @dataclass
@@ -43,8 +44,18 @@ class RuleArguments:
     quick_attacks: bool = field(default=False, metadata={"help": "Small attacks instead of the papers' settings."})
 
 
-def build_rules(arguments: RuleArguments, forget_set: ForgetSet, seed: int) -> list:
+def build_rules(
+    arguments: RuleArguments, forget_set: ForgetSet, seed: int, sampling: Callable[[], Sequence[Attack]]
+) -> list:
     """The rules of a run; nothing where none was asked for.
+
+    Parameters
+    ----------
+    arguments : RuleArguments
+    forget_set : ForgetSet
+    seed : int
+    sampling : callable
+        Makes the attacks by sampling, from a model that it loads. Called last, and only where they are asked for.
 
     Raises
     ------
@@ -61,7 +72,10 @@ def build_rules(arguments: RuleArguments, forget_set: ForgetSet, seed: int) -> l
         when = str(arguments.attack_when)
         timed = {"steps": int(when)} if re.fullmatch(r"\d+", when) else when
         options = {} if isinstance(timed, dict) or timed in ("end", "save") else streak
-        rules.append(AttackWhen(timed, [(attack.function, attack.config) for attack in attacks], forget_set, **options))
+        if wants_sampling(arguments.attacks):
+            attacks += sampling()
+        named = {attack.name: (attack.function, attack.config) for attack in attacks}
+        rules.append(AttackWhen(timed, named, forget_set, **options))
     elif arguments.attack_when != "end" or arguments.quick_attacks:
         raise ValueError(
             "`attack_when` and `quick_attacks` are for attacks: name some with --attacks, or leave them out."

@@ -27,6 +27,7 @@ from monitor.callback import FOLDER, Monitor
 from monitor.journal import Journal
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
+from recipes.attacks import Attack
 from recipes.concept_arguments import ConceptArguments
 from recipes.detectability_arguments import DetectabilityArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
@@ -38,6 +39,7 @@ from recipes.measures import (
     concept_recovery,
     detectability,
     fragmentation,
+    parse_layer,
 )
 from recipes.methods import DEFAULT, METHODS, method_name
 from recipes.models import load_model, load_tokenizer, resolve_model
@@ -45,6 +47,7 @@ from recipes.outputs import check_writable
 from recipes.reinforcement import ReinforcementArguments, reinforce
 from recipes.resuming import check_same_run, find_checkpoint, is_finished, run_record, write_record
 from recipes.rule_arguments import RuleArguments, build_rules
+from recipes.sampling_attacks import sampled_concepts, sampling_attacks
 from recipes.summary import events, print_summary, summarise, write_records
 from recipes.verification import scores_at_start, scores_now, verdict_lines, verdict_sentence, verify
 from trainers.unlearning_config import UnlearningConfig
@@ -156,7 +159,6 @@ def run(
     # Everything that can be wrong with the input is found before a model is loaded or a file written.
     forget_set = read_forget_set(arguments)
     measures = build_measures(arguments, forget_set)
-    rules = build_rules(arguments, forget_set, training.seed)
     retain = forget_set.split("retain") if training.needs_retain else None
     if retain is not None and not retain:
         how = ", or pass --retain_loss none" if getattr(training, "retain_loss", "none") != "none" else ""
@@ -186,6 +188,10 @@ def run(
     peft_config = adapter_config(model_arguments)
     record = run_record(arguments.method, training, model_arguments)
     check_same_run(checkpoint, record)
+    rules = build_rules(
+        arguments, forget_set, training.seed,
+        lambda: sampling_from_start(arguments, forget_set, training, model_arguments),
+    )  # fmt: skip
     monitor = Monitor(measures, reference, rules=rules, progress=not training.disable_tqdm)
 
     tokenizer = load_tokenizer(model_arguments.model_name_or_path)
@@ -288,6 +294,25 @@ def reinforced_model(
         return load_model(reinforcement.reinforced_model, **options)
     model = load_model(model_arguments.model_name_or_path, **options)
     return reinforce(model, tokenizer, forget, reinforcement, training, peft_config)
+
+
+def sampling_from_start(
+    arguments: UnlearnArguments, forget_set: ForgetSet, training: UnlearningConfig, model_arguments: ModelConfig
+) -> list[Attack]:
+    """Attacks by sampling, with the geometry of the model that training starts from.
+
+    It is loaded for that and let go of: when an attack is due, or a run resumed, the model in training is another.
+    """
+    concepts = sampled_concepts(arguments.concepts, forget_set)
+    name = model_arguments.model_name_or_path
+    model = load_model(name, **model_options(model_arguments))
+    if not getattr(model, "is_quantized", False):
+        model.to(training.device)
+    return sampling_attacks(
+        model, load_tokenizer(name), forget_set, concepts, layer=parse_layer(arguments.concept_layer),
+        rank=arguments.concept_rank, quick=arguments.quick_attacks, seed=training.seed,
+        progress=not training.disable_tqdm,
+    )  # fmt: skip
 
 
 def asked(trainer: UnlearningTrainer, tokenizer, forget_set: ForgetSet) -> dict:

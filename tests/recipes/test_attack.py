@@ -31,7 +31,8 @@ def folders(tiny_llama, tiny_tokenizer, tmp_path):
 
 
 def test_names_and_settings():
-    assert [attack.name for attack in chosen("all")] == list(ATTACKS)
+    assert [attack.name for attack in chosen("all")] == [name for name in ATTACKS if name != "sampling"]
+    assert chosen(["sampling"]) == [], "it is made from a reference"
     (found,) = chosen(["membership"], quick=True, seed=7)
     assert found.config.seed == 7 and found.config == type(found.config).quick().__class__(**vars(found.config))
     (papers,) = chosen(["gcg"])
@@ -54,6 +55,47 @@ def test_models_side_by_side(folders, tmp_path, capsys):
     assert len(files) == 2
     kept = json.loads(files[0].read_text())
     assert kept["score"] == records[0]["value"] and kept["details"]
+
+
+def concept_file(tmp_path, name, words):
+    rows = [
+        {"entity": word, "contexts": [f"{start} {word[0]}{word[-1]}" for start in ("this", "then", "next")]}
+        for word in words
+    ]
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_sampling_is_a_row_a_concept(folders, tmp_path, capsys):
+    start, end = folders
+    people = concept_file(tmp_path, "people", ("wizard", "captain"))
+    concepts = [people, concept_file(tmp_path, "things", ("ship", "went"))]
+    words = ["--attacks", "sampling", "--quick", "--forget_set", str(pairs(tmp_path)), "--use_cpu"]
+    words += ["--reference", start, "--concept_layer", "2", "--json", "-", "--output_dir", str(tmp_path / "out")]
+    command.main([end, *words, "--concepts", *concepts])
+    out, err = capsys.readouterr()
+    records = json.loads(out)
+    assert [record["metric"] for record in records] == ["sampling_people", "sampling_things"]
+    assert [record["n"] for record in records] == [50, 50] and {record["model"] for record in records} == {end}
+    assert "sampling_people" in err and "isotropic" in err
+    kept = [json.loads(file.read_text()) for file in sorted((tmp_path / "out").iterdir())]
+    assert [k["details"]["geometry"] for k in kept] == ["people", "things"]
+    assert [k["details"]["control_concept"] for k in kept] == ["things", "people"]
+    assert kept[0]["details"]["layer"] == 2
+
+
+def test_sampling_without_concepts_asks_the_forget_sets_questions(folders, tmp_path, capsys):
+    words = ["--attacks", "sampling", "--quick", "--forget_set", str(pairs(tmp_path)), "--use_cpu", "--json", "-"]
+    command.main([*folders, *words, "--reference", folders[0], "--concept_rank", "2"])
+    records = json.loads(capsys.readouterr().out)
+    assert [(record["metric"], record["n"]) for record in records] == [("sampling", 6)] * 2
+
+
+def test_all_leaves_sampling_out_without_a_reference(folders, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "of_model", lambda name, attacks, *_: [])
+    command.main([folders[0], "--quick", "--forget_set", str(pairs(tmp_path)), "--use_cpu"])
+    assert "sampling is left out: it needs the model before it forgot, by --reference." in capsys.readouterr().err
 
 
 def test_a_failed_attack_is_told_and_the_others_stand(folders, tmp_path, monkeypatch, capsys):
@@ -82,6 +124,11 @@ def test_a_failed_attack_is_told_and_the_others_stand(folders, tmp_path, monkeyp
         (["start", "start"], "start is given twice"),
         (["start", "--attacks", "gcg", "--forget_set", "nowhere.jsonl"], "nowhere.jsonl"),
         (["start", "--output_dir", "."], "is not empty"),
+        (["start", "--attacks", "sampling"], "`reference` is missing"),
+        (["start", "--attacks", "gcg", "--reference", "start"], "`reference` is for the attack sampling"),
+        (["start", "--attacks", "gcg", "--concepts", "animals"], "`concepts` are for the attack sampling"),
+        (["start", "--attacks", "sampling", "--reference", "./nowhere"], "no such folder"),
+        (["start", "--attacks", "sampling", "--reference", "start", "--concepts", "animal"], "animal"),
     ],
 )
 def test_bad_input_is_one_error(words, message, folders, tmp_path, monkeypatch):

@@ -83,12 +83,12 @@ def planted(tiny_tokenizer):
 
 @pytest.fixture(scope="module")
 def people(planted, tiny_tokenizer):
-    return concept_geometry(planted, tiny_tokenizer, concept("people"), layer=0.5)
+    return concept_geometry(planted, tiny_tokenizer, concept("people"), layer=0.5, max_new_tokens=5)
 
 
 @pytest.fixture(scope="module")
 def small(planted, tiny_tokenizer):
-    return concept_geometry(planted, tiny_tokenizer, concept("small"), layer=2)
+    return concept_geometry(planted, tiny_tokenizer, concept("small"), layer=2, max_new_tokens=5)
 
 
 NONE = ForgetSet("nothing asked", ())
@@ -122,8 +122,8 @@ def test_points_of_the_concept_bring_it_and_no_others_do(planted, tiny_tokenizer
 
 
 def test_another_concepts_points_do_not_bring_this_one_as_the_attack_itself(planted, tiny_tokenizer, people, small):
-    assert sampling(planted, tiny_tokenizer, NONE, SamplingConfig(small, concept("people"))).score == 0.0
-    own = sampling(planted, tiny_tokenizer, NONE, SamplingConfig(small, concept("small")))
+    assert sampling(planted, tiny_tokenizer, NONE, SamplingConfig.quick(small, concept("people"))).score == 0.0
+    own = sampling(planted, tiny_tokenizer, NONE, SamplingConfig.quick(small, concept("small")))
     assert own.score > 0.9
     assert own.details["control"] is own.details["control_low"] is own.details["control_concept"] is None
 
@@ -133,8 +133,8 @@ def test_a_model_that_reads_the_directions_no_more_says_nothing(planted, tiny_to
     forgotten.load_state_dict(planted.state_dict())
     with torch.no_grad():
         forgotten.lm_head.weight[:, :4] = 0.0
-    assert sampling(forgotten, tiny_tokenizer, NONE, SamplingConfig(people, concept("people"))).score == 0.0
-    kept = sampling(forgotten, tiny_tokenizer, NONE, SamplingConfig(small, concept("small")))
+    assert sampling(forgotten, tiny_tokenizer, NONE, SamplingConfig.quick(people, concept("people"))).score == 0.0
+    kept = sampling(forgotten, tiny_tokenizer, NONE, SamplingConfig.quick(small, concept("small")))
     assert kept.score > 0.9, "the untouched concept"
 
 
@@ -149,9 +149,10 @@ def test_one_entity_again_and_again_is_seen(planted, tiny_tokenizer, people):
 
 
 def test_no_strength_is_no_attack(planted, tiny_tokenizer, people):
-    result = sampling(planted, tiny_tokenizer, NONE, SamplingConfig(people, concept("people"), strength=0.0))
+    config = SamplingConfig.quick(people, concept("people"))
+    result = sampling(planted, tiny_tokenizer, NONE, replace(config, strength=0.0))
     assert result.score == result.baseline == result.details["gain"] == 0.0
-    weaker = sampling(planted, tiny_tokenizer, NONE, SamplingConfig(people, concept("people"), strength=0.4))
+    weaker = sampling(planted, tiny_tokenizer, NONE, replace(config, strength=0.4))
     assert weaker.score < 0.5, "0.4 of 10 along one axis is less than half of the state"
 
 
@@ -176,6 +177,7 @@ def test_the_strength_is_the_best_one_on_the_reference(planted, tiny_tokenizer, 
 def test_seeds_and_batches(planted, tiny_tokenizer, people):
     config = SamplingConfig.quick(people, concept("people"))
     assert (config.n_points, config.max_new_tokens) == (10, 12)
+    config = replace(config, n_points=5, max_new_tokens=6)
     first = sampling(planted, tiny_tokenizer, NONE, config)
     small_batches = sampling(planted, tiny_tokenizer, NONE, replace(config, batch_tokens=150))
     other = sampling(planted, tiny_tokenizer, NONE, replace(config, seed=7))
@@ -209,9 +211,9 @@ def test_the_model_is_left_as_it_was_also_after_an_error(planted, tiny_tokenizer
     planted.model.layers[1].train()
     before = state_of(planted)
     random_states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    config = SamplingConfig.quick(people, concept("people"))
+    config = SamplingConfig(people, concept("people"), n_points=3, max_new_tokens=4)
     sampling(planted, tiny_tokenizer, NONE, config)
-    concept_geometry(planted, tiny_tokenizer, concept("people"), layer=2, strengths=(1.0,))
+    concept_geometry(planted, tiny_tokenizer, concept("people"), layer=2, strengths=(1.0,), n_points=1)
     assert_same(before, state_of(planted))
 
     def fails(*_, **__):
@@ -234,7 +236,7 @@ def test_under_an_adapter(planted, tiny_tokenizer, people):
     copy = llama(tiny_tokenizer)
     copy.load_state_dict(planted.state_dict())
     adapted = get_peft_model(copy, LoraConfig(target_modules=["q_proj"], r=2))
-    config = SamplingConfig.quick(people, concept("people"))
+    config = SamplingConfig(people, concept("people"), n_points=3, max_new_tokens=4)
     plain, under = (sampling(model, tiny_tokenizer, NONE, config) for model in (planted, adapted))
     assert under.record() == plain.record()
 
@@ -246,7 +248,7 @@ def test_a_geometry_survives_its_file(planted, tiny_tokenizer, people, tmp_path)
     assert torch.equal(back.subspace.offset, people.subspace.offset)
     assert replace(back, subspace=None).__dict__ == replace(people, subspace=None).__dict__
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["people.safetensors"]
-    config = SamplingConfig.quick(people, concept("people"))
+    config = SamplingConfig(people, concept("people"), n_points=3, max_new_tokens=4)
     again = sampling(planted, tiny_tokenizer, NONE, replace(config, geometry=back))
     assert again == sampling(planted, tiny_tokenizer, NONE, config)
     (tmp_path / "text").write_text("no tensors")
@@ -346,7 +348,7 @@ def test_bad_settings_say_what_was_expected(people, small, letters):
         (lambda: SamplingConfig(None, own), "must be a ConceptGeometry with a `concept`, got NoneType"),
         (lambda: SamplingConfig(letters, control=small), "`control` of SamplingConfig"),
         (lambda: SamplingConfig(people, own, n_points=1), "`n_points` of SamplingConfig must be at least 2, got 1"),
-        (lambda: SamplingConfig(people, own, max_new_tokens=0), "`max_new_tokens` of SamplingConfig must be at least 1"),
+        (lambda: SamplingConfig(people, own, max_new_tokens=0), "`max_new_tokens` of SamplingConfig must"),
         (lambda: SamplingConfig(people, own, prompts="one"), "must be a list of at least one text"),
         (lambda: SamplingConfig(people, own, prompts=()), "must be a list of at least one text"),
         (lambda: SamplingConfig(letters, prompts=("one",)), "are for a `concept`"),
