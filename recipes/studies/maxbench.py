@@ -87,7 +87,8 @@ def run(arguments: MaxBenchArguments, judge: Judge | None = None, second: Judge 
     (control,) = load_concept_sets([arguments.control]).values()
     if control.name in sets:
         raise ValueError(f"`control` must be none of the `concepts`, got {control.name!r} for both")
-    splits = {name: splits_of(concept, arguments.splits, arguments.seed) for name, concept in sets.items()}
+    asked = arguments.splits, arguments.split_kinds, arguments.seed
+    splits = {name: splits_of(concept, *asked) for name, concept in sets.items()}
     folder = Path(arguments.output_dir)
     check_writable(folder, "output_dir")
     if arguments.json not in (None, "-"):
@@ -176,7 +177,7 @@ def planned(
         for name in sets for method in arguments.methods if method in SPLIT_FREE
     ]  # fmt: skip
     by_turn = sorted(
-        ((turn, place, name, split) for place, name in enumerate(sets) for turn, split in _turns(splits[name])),
+        (turn, place, name, split) for place, name in enumerate(sets) for turn, split in enumerate(splits[name])
     )
     for _, _, name, split in by_turn:
         of_split = cases(sets[name], splits[name][split], arguments.methods, arguments.forms, arguments.ranks)
@@ -210,7 +211,7 @@ def tables(
     folder = Path(arguments.output_dir)
     cells = Cells(folder / "cells")
     found = {}
-    plan = [item for item in planned(arguments, sets, splits) if cells.has(*item, judge)]
+    plan = whole_splits([(item, cells.has(*item, judge)) for item in planned(arguments, sets, splits)])
     if not plan:
         raise ValueError(f"`output_dir` {folder} has no case of this study yet: run it without `only_tables`")
     pairs = []
@@ -240,6 +241,16 @@ def tables(
     return records
 
 
+def whole_splits(plan: Sequence[tuple[Planned, bool]]) -> list[Planned]:
+    """The cases that are there, of the splits where none is missing; of a concept without such a split, all."""
+    missing = {(name, split) for (name, split, _), there in plan if not there}
+    whole = {name for (name, split, _), _ in plan if split != "none" and (name, split) not in missing}
+    return [
+        (name, split, case) for (name, split, case), there in plan
+        if there and (split == "none" or name not in whole or (name, split) not in missing)
+    ]  # fmt: skip
+
+
 def check_same_study(arguments: MaxBenchArguments, folder: Path) -> None:
     """Cases in a folder are of one setting: write it down, or refuse another one."""
     path = folder / "settings.json"
@@ -255,13 +266,3 @@ def check_same_study(arguments: MaxBenchArguments, folder: Path) -> None:
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(settings, indent=1), encoding="utf-8")
         partial.replace(path)
-
-
-def _turns(splits: Mapping[str, Split]) -> list[tuple[int, str]]:
-    """Splits with their turn; category and entity splits take turns, so that a study cut short has both."""
-    counts: dict[str, int] = {}
-    turns = []
-    for name, split in splits.items():
-        turn = counts[split.kind] = counts.get(split.kind, -1) + 1
-        turns.append((turn, name))
-    return turns

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from monitor.geometry.concept_scores import SCORES
 from monitor.stimuli.concepts import CONCEPTS, CONTROL
 from monitor.stimuli.instructions import Instructions, load_instructions
-from recipes.studies.maxbench_geometries import METHODS
+from recipes.studies.maxbench_geometries import KINDS, METHODS
 
 FORMS = ("linear", "affine")
 _DEFAULT_METHODS = tuple(name for name in METHODS if name != "sae")
@@ -36,7 +36,10 @@ class MaxBenchArguments:
     ranks : list of int
         Dimensions; one that is more than a method can have on a concept is lowered to the most it can.
     splits : int
-        Of each kind: categories and entities held out, or values where there are no categories.
+        Of each kind.
+    split_kinds : list of str
+        "category" (a whole one held out), "entity" (some of every category), or both. A concept without categories has
+        as many splits, with values held out.
     layer : str
         Hidden state to read and to steer: an index, or a fraction of the depth.
     sae : str, optional
@@ -90,6 +93,9 @@ class MaxBenchArguments:
     )
     ranks: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16], metadata={"help": "Dimensions."})
     splits: int = field(default=5, metadata={"help": "Of each kind."})
+    split_kinds: list[str] = field(
+        default_factory=lambda: list(KINDS), metadata={"help": "What is held out.", "choices": list(KINDS)}
+    )
     layer: str = field(default="0.8", metadata={"help": "Hidden-state index or fraction of the depth."})
     sae: str | None = field(default=None, metadata={"help": "A sparse autoencoder of this layer, safetensors."})
     components: int = field(default=16, metadata={"help": "Of the mixture of factor analysers."})
@@ -137,7 +143,7 @@ def quick(arguments: MaxBenchArguments) -> MaxBenchArguments:
 
 def check(arguments: MaxBenchArguments) -> None:
     """Refuse what cannot run, before a model is loaded."""
-    for name, known in (("methods", METHODS), ("forms", FORMS)):
+    for name, known in (("methods", METHODS), ("forms", FORMS), ("split_kinds", KINDS)):
         values = getattr(arguments, name)
         unknown = [value for value in values if value not in known]
         if unknown or not values or len(set(values)) < len(values):

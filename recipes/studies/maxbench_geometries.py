@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -43,6 +44,7 @@ ORDERED = ("spline", "spline_all")
 SPLIT_FREE = ("prompting", "unsteered")  # nothing is fitted
 BASELINES = ("isotropic", "embedding", "prompting", "unsteered")
 SINGLE = ("diff_mean", "reft_r1")
+KINDS = ("category", "entity")
 _LINEAR_ONLY = (*SINGLE, "sae")
 _AFFINE_ONLY = (*ORDERED, "isotropic")
 _OF_ENTITIES = ("linear_probe", "schatten_probe", "diff_mean_pairs", *ORDERED)
@@ -103,15 +105,20 @@ class Material:
     mixed: Tensor
 
 
-def splits_of(concept: ConceptSet, n: int, seed: int) -> dict[str, Split]:
-    """The paper's splits by name: n categories and n entity sets held out, or n value sets without categories."""
-    bare = concept.ordered or len(concept.categories) == len(concept.entities)
-    if bare:
-        return {f"value-{i}": split for i, split in enumerate(value_splits(concept, n, seed))}
-    # All categories are drawn before n of them are taken, so that a study can be extended to more splits.
-    held = category_splits(concept, len(concept.categories), seed)[:n]
-    named = {f"category-{concept.entities[split.heldout[0]].category}": split for split in held}
-    return named | {f"entity-{i}": split for i, split in enumerate(entity_splits(concept, n, seed))}
+def splits_of(concept: ConceptSet, n: int, kinds: Sequence[str], seed: int) -> dict[str, Split]:
+    """Splits by name: n of each kind, the kinds taking turns; as many value splits where there are no categories."""
+    if concept.ordered or len(concept.categories) == len(concept.entities):
+        count = min(n * len(kinds), len(concept.entities))  # of the seven days one is held out: there are no more
+        return {f"value-{i}": split for i, split in enumerate(value_splits(concept, count, seed))}
+    found: dict[str, list[tuple[str, Split]]] = {}
+    if "category" in kinds:
+        # All categories are drawn before n of them are taken, so that a study can be extended to more splits.
+        held = category_splits(concept, len(concept.categories), seed)[:n]
+        found["category"] = [(f"category-{concept.entities[split.heldout[0]].category}", split) for split in held]
+    if "entity" in kinds:
+        found["entity"] = [(f"entity-{i}", split) for i, split in enumerate(entity_splits(concept, n, seed))]
+    in_turn = itertools.zip_longest(*(found[kind] for kind in kinds))
+    return dict(pair for turn in in_turn for pair in turn if pair is not None)
 
 
 def cases(
