@@ -8,6 +8,8 @@ import pytest
 from processes import start
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from monitor.attacks.concept_geometry import concept_geometry
+from monitor.stimuli.concepts import load_concept_sets
 from monitor.stimuli.counterfactual import load_counterfactual_sets
 from recipes import unlearn
 from recipes.cli import main as latentwatch
@@ -458,6 +460,28 @@ def test_a_rule_stops_and_the_end_is_attacked(command, tmp_path, capsys):
     assert "Attack at step 2, membership: 0." in out and "0.500 without it" in out
     (file,) = (tmp_path / "run" / "monitor" / "attacks").iterdir()
     assert json.loads(file.read_text())["score"] == attack["value"]
+
+
+def test_sampling_injects_what_the_model_held_before_training(
+    command, tmp_path, tiny_llama, tiny_tokenizer, model_folder, capsys
+):
+    path = tmp_path / "people.jsonl"
+    contexts = {"wizard": ["this w", "then w", "next w"], "captain": ["this c", "then c", "next c"]}
+    path.write_text("".join(json.dumps({"entity": name, "contexts": texts}) + "\n" for name, texts in contexts.items()))
+    options = {"measures": "behaviour", "verification": "false", "attacks": "sampling", "quick_attacks": "true"}
+    unlearn.main(command(**options, concepts=path, concept_layer="2", learning_rate="0.1"))
+    (attack,) = [line for line in journal(tmp_path / "run") if line["metric"] == "sampling_people"]
+    (file,) = (tmp_path / "run" / "monitor" / "attacks").iterdir()
+    details = json.loads(file.read_text())["details"]
+    assert file.name.endswith("-sampling_people.json") and attack["valid"]
+
+    def sigma(model):
+        concept = load_concept_sets([path])["people"]
+        return concept_geometry(model, tiny_tokenizer, concept, layer=2, n_points=3, max_new_tokens=12, seed=1).sigma
+
+    assert details["sigma"] == pytest.approx(sigma(tiny_llama()), rel=1e-5)
+    assert details["sigma"] != pytest.approx(sigma(LlamaForCausalLM.from_pretrained(tmp_path / "run")), rel=1e-2)
+    assert "sampling_people" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
