@@ -34,10 +34,11 @@ from monitor.reft import reft_r1
 from monitor.steered_generation import steerable_layer
 from monitor.stimuli.concept_splits import Split
 from monitor.stimuli.concepts import ConceptSet, load_concept_sets
+from monitor.stimuli.paired_responses import load_paired_responses
 from recipes.arguments import parse
 from recipes.models import load_model, load_tokenizer
 from recipes.outputs import check_writable
-from recipes.studies.maxbench_arguments import MaxBenchArguments, check, quick
+from recipes.studies.maxbench_arguments import MaxBenchArguments, check, layer_of, quick
 from recipes.studies.maxbench_geometries import SPLIT_FREE, Case, Fits, cases, material_of, splits_of
 from recipes.studies.maxbench_scores import Results, score_case
 from recipes.studies.maxbench_states import INSTRUCTIONS, read_states, typical_norm
@@ -80,6 +81,7 @@ def run(arguments: MaxBenchArguments, judge: Judge | None = None, second: Judge 
     second : Judge, optional
         Instead of the one by `arguments.judge`, whose agreement with the first is reported.
     """
+    PartialState()  # ranks know of each other from here on
     if arguments.quick:
         arguments = quick(arguments)
     check(arguments)
@@ -89,6 +91,9 @@ def run(arguments: MaxBenchArguments, judge: Judge | None = None, second: Judge 
         raise ValueError(f"`control` must be none of the `concepts`, got {control.name!r} for both")
     asked = arguments.splits, arguments.split_kinds, arguments.seed
     splits = {name: splits_of(concept, *asked) for name, concept in sets.items()}
+    if "reft_r1" in arguments.methods:
+        for name in sets:
+            load_paired_responses(name)  # refuses a concept that has none
     folder = Path(arguments.output_dir)
     check_writable(folder, "output_dir")
     if arguments.json not in (None, "-"):
@@ -114,9 +119,8 @@ def compute(
     tokenizer = load_tokenizer(arguments.model)
     model = load_model(arguments.model, dtype=arguments.dtype)
     model.to(PartialState().device)
-    layer = float(arguments.layer) if "." in arguments.layer else int(arguments.layer)
     anatomy = find_anatomy(model)
-    layer = steerable_layer(anatomy, layer)
+    layer = steerable_layer(anatomy, layer_of(arguments))
     if max(arguments.ranks) > anatomy.hidden_size:
         raise ValueError(
             f"`ranks` must be at most the width of the model, {anatomy.hidden_size}, got {arguments.ranks}"
@@ -130,13 +134,13 @@ def compute(
     todo = from_first([item for item in plan if not cells.has(*item, judge.name)])
 
     if todo:
+        sae = load_sparse_autoencoder(arguments.sae) if arguments.sae else None
         states = read_states(
             model, tokenizer, [*sets.values(), control], layer, folder / "states",
             embedding="embedding" in arguments.methods, mixed="factor_mixture" in arguments.methods,
         )  # fmt: skip
         low, high = norm_range(states[INSTRUCTIONS])
         steerable = Steerable(model, tokenizer, arguments, layer, low, high, typical_norm(states))
-        sae = load_sparse_autoencoder(arguments.sae) if arguments.sae else None
 
         def learn(pairs):
             return reft_r1(model, tokenizer, pairs, layer=layer, seed=arguments.seed)
@@ -238,7 +242,7 @@ def tables(
                 note = f"{judge} and {second}; {one.left_out} answers left out"
                 value = getattr(one, metric)
                 records.append(record("agreement", f"{one.score}_{metric}", ALL, value, n=one.n, note=note))
-    return records
+    return [found | {"model": arguments.model, "layer": layer_of(arguments)} for found in records]
 
 
 def whole_splits(plan: Sequence[tuple[Planned, bool]]) -> list[Planned]:

@@ -141,8 +141,19 @@ def quick(arguments: MaxBenchArguments) -> MaxBenchArguments:
     )  # fmt: skip
 
 
+def layer_of(arguments: MaxBenchArguments) -> int | float:
+    """The layer as a number: a hidden-state index, or a fraction of the depth."""
+    try:
+        return float(arguments.layer) if "." in arguments.layer else int(arguments.layer)
+    except ValueError:
+        raise ValueError(
+            f"`layer` must be a hidden-state index or a fraction of the depth, got {arguments.layer!r}"
+        ) from None
+
+
 def check(arguments: MaxBenchArguments) -> None:
     """Refuse what cannot run, before a model is loaded."""
+    layer_of(arguments)
     for name, known in (("methods", METHODS), ("forms", FORMS), ("split_kinds", KINDS)):
         values = getattr(arguments, name)
         unknown = [value for value in values if value not in known]

@@ -15,7 +15,7 @@ from recipes.studies.maxbench_scores import Key, Results, grouped, interval
 TABLES = {
     "scores": "Scores by concept and method, at the rank with the highest mean MAxBench (mean, sd over splits)",
     "ranks": "MAxBench by rank (mean, sd over splits)",
-    "forms": "MAxBench with the offset less without, mean over ranks and splits",
+    "forms": "The offset and the directions: differences of MAxBench, mean over ranks and splits",
     "dimensions": "MAxBench of ranks above one less rank one",
     "unseen": "Mentions of entities that were not fitted on, at the best rank (mean, sd over splits)",
     "correlations": "Spearman correlation of scores over all runs",
@@ -92,6 +92,13 @@ def forms(results: Results) -> list[dict]:
         if pairs:
             note = f"mean over {', '.join(dict.fromkeys(key[0] for key in pairs))}"
             found.append(_difference("forms", results, concept, pairs, ("", "affine - linear", None), note))
+        isotropic = ("isotropic", "affine", None)
+        if pairs and results.complete(concept, isotropic):
+            note = "what the directions add: the same affine methods, mean, less all directions around the mean"
+            parts = [_mean_of(results, concept, pairs, isotropic)]
+            key = ("", "affine - isotropic", None)
+            n = len(results.splits[concept])
+            found.append(_compared("forms", "maxbench_difference", concept, parts, note, n, key))
     return found
 
 

@@ -66,9 +66,13 @@ def _cell(found: dict | None) -> str:
 def in_words(records: Sequence[dict]) -> list[str]:
     """The paper's questions, answered with the counts and the intervals behind them."""
     sentences = []
-    wins = counted(records, "forms", lambda r: r["method"] == "")
-    if wins[3]:
-        sentences.append(_won("Affine beats linear", "the offset is a gain", "loss", *wins))
+    for form, what, gain in (
+        ("affine - linear", "Affine beats linear", "the offset is a gain"),
+        ("affine - isotropic", "Affine methods beat the isotropic baseline", "the directions are a gain"),
+    ):
+        wins = counted(records, "forms", lambda r, form=form: (r["method"], r["form"]) == ("", form))
+        if wins[3]:
+            sentences.append(_won(what, gain, "loss", *wins))
     questions = {
         "same_method": "Several dimensions beat one of the same method",
         "affine_less_single": "Affine methods of several dimensions beat single directions",

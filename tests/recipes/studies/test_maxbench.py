@@ -228,7 +228,7 @@ def test_planted_answers_are_ranked_as_they_were_planted(study, monkeypatch, cap
     assert max(places, key=places.get) == "unsteered-none"
     best = {(r["method"], r["form"]): r["rank"] for r in records if r["table"] == "scores"}
     assert best["pca", "affine"] == best["diff_mean_pairs", "affine"] == 4
-    (offset,) = [r for r in records if r["table"] == "forms" and not r["method"]]
+    (offset,) = [r for r in records if r["form"] == "affine - linear" and not r["method"]]
     assert offset["value"] > offset["low"] > 0 and offset["high"] >= offset["value"]
     several = {r["metric"]: r for r in records if r["table"] == "dimensions"}
     assert several["same_method"]["low"] > 0 and several["affine_less_single"]["low"] > 0
@@ -323,6 +323,28 @@ def test_intervals_are_paired_and_of_the_value():
     assert (low + high) / 2 == pytest.approx(1.0) and high - low == pytest.approx(0.95, abs=0.02)
 
 
+def test_another_model_judges_the_same_answers(study, monkeypatch, capsys):
+    """Its judgements are stored beside the first judge's, what it cannot read is left out and counted."""
+
+    class Unsure(PlainJudge):
+        name = "language_model"
+
+        def __init__(self, model, tokenizer) -> None:
+            super().__init__()
+
+        def judge(self, instruction, responses, concept):
+            found = super().judge(instruction, responses, concept)
+            return [replace(one, fluency=None if i == 0 else 1.0) for i, one in enumerate(found)]
+
+    monkeypatch.setattr(maxbench, "LanguageModelJudge", Unsure)
+    study = replace(study, judge=study.model, concepts=study.concepts[:1], methods=["pca"], ranks=[1], forms=["affine"])
+    records = maxbench.run(study, PlainJudge())
+    assert "Agreement of two judges" in capsys.readouterr().out
+    found = {r["metric"]: r for r in records if r["table"] == "agreement"}
+    assert found["concept_exact"]["n"] == 2 * 6 and found["fluency_exact"]["n"] == 2 * 5
+    assert found["fluency_exact"]["value"] == 0.0 and "2 answers left out" in found["fluency_exact"]["note"]
+
+
 def test_a_split_that_is_not_finished_does_not_count():
     there = {("a", "s1"): (True, True), ("a", "s2"): (True, False), ("b", "s1"): (True, False)}
     plan = [
@@ -343,9 +365,11 @@ def test_a_split_that_is_not_finished_does_not_count():
         ({"methods": ["sae"]}, "`methods` has sae and there is no `sae`"),
         ({"strengths": [0.0]}, "`strengths` must be one or more positive"),
         ({"ranks": [0]}, "`ranks`"),
+        ({"layer": "deep"}, "`layer` must be a hidden-state index or a fraction of the depth, got 'deep'"),
         ({"points": 0}, "`points` must be at least 1, got 0"),
         ({"test_prompts": 9}, "`test_prompts` must be at most 5, got 9"),
         ({"concepts": ["random"]}, "`control` must be none of the `concepts`"),
+        ({"concepts": ["random"], "control": "days", "methods": ["reft_r1"]}, "concept must be one of .*'random'"),
         ({"only_tables": True}, "has no case of this study yet"),
     ],
 )
