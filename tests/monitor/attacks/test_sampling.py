@@ -107,7 +107,8 @@ def test_the_geometry_is_the_planted_one(people):
 
 
 def test_points_of_the_concept_bring_it_and_no_others_do(planted, tiny_tokenizer, people, small):
-    result = sampling(planted, tiny_tokenizer, NONE, SamplingConfig(people, concept("people"), control=small))
+    config = SamplingConfig(people, concept("people"), control=small, max_new_tokens=6)
+    result = sampling(planted, tiny_tokenizer, NONE, config)
     details = result.details
     assert (result.name, result.n, result.baseline) == ("sampling_people", 150, 0.0)
     assert result.score > 0.9 and result.low > 0.8
@@ -142,7 +143,10 @@ def test_one_entity_again_and_again_is_seen(planted, tiny_tokenizer, people):
     with torch.no_grad():
         towards = replace(people.subspace, offset=people.subspace.offset + 40 * torch.eye(WIDTH)[0])
     result = sampling(
-        planted, tiny_tokenizer, NONE, SamplingConfig(replace(people, subspace=towards), concept("people"))
+        planted,
+        tiny_tokenizer,
+        NONE,
+        SamplingConfig(replace(people, subspace=towards), concept("people"), max_new_tokens=6),
     )
     assert result.score == 1.0 and result.details["entities"] == 1 and result.details["entity_diversity"] == 0.0
     assert result.low == pytest.approx(0.886, abs=1e-3) and result.high == 1.0  # Wilson's, 30 of 30
