@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--control", default="countries", choices=CONCEPTS)
     parser.add_argument("--max_steps", type=int, help="in place of each recipe's own")
     parser.add_argument("--no_attack", action="store_true", help="leave the sampling attack out")
+    parser.add_argument("--attacked", nargs="+", help="concepts of the sampling attack; by default all three")
+    parser.add_argument("--output_dir", help="gets the details of every attack")
     options = parser.parse_args(argv)
     names = (options.forget, options.retain, options.control)
     if len(set(names)) < 3:
@@ -58,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(table(options.folder / method, roles))
     if not options.no_attack:
         models = [MODEL, *(str(options.folder / method) for method in options.methods)]
-        attack.main([*models, "--reference", MODEL, "--attacks", "sampling", "--concepts", *names, "--quick"])
+        command = [*models, "--reference", MODEL, "--attacks", "sampling", "--concepts", *(options.attacked or names)]
+        attack.main([*command, *(["--output_dir", options.output_dir] if options.output_dir else [])])
 
 
 def train(method: str, pairs: Path, concepts: Sequence[str], options) -> None:
