@@ -27,8 +27,7 @@ class Scored:
     values : dict of str to float or None
         By `monitor.geometry.concept_scores.SCORES`.
     draws : Tensor [B], float64
-        MAxBench of resampled outputs, moved to have the score as their mean. Prompts are drawn alike in all cases, and
-        points alike in all with equally many.
+        MAxBench of resampled outputs. Prompts are drawn alike in all cases, and points alike in all with equally many.
     unseen, unseen_entities : int or None
         Mentions of entities that the geometry was not recovered from, and how many different ones; None where nothing
         was recovered.
@@ -63,7 +62,7 @@ def score_case(
     draws = torch.full_like(draws, math.nan) if value is None else draws.nan_to_num(value)
     unseen = None if seen is None else unseen_instances(mentions, [concept.entities[i].name for i in seen])
     return Scored(
-        of, draws + (0.0 if value is None else value - draws.mean()),
+        of, draws,
         None if unseen is None else unseen.mentions, None if unseen is None else len(unseen.entities),
         first["strength"], first["sigma"], first["in_range"], first["dimension"],
     )  # fmt: skip
@@ -129,9 +128,15 @@ class Results:
 
 
 def interval(value: float, draws: Tensor) -> tuple[float, float]:
-    """95 % of the resamples, moved to have the value as their mean: the best of several, drawn anew, is too high."""
-    low, high = percentile_interval(draws - draws.mean() + value)
-    return low, high
+    """95 % of the resamples, as they are and moved to have the value as their mean, whichever reaches further.
+
+    Outputs drawn with replacement are less diverse than those they are drawn from, and the best of several drawn anew
+    is better: unmoved, resamples may not even hold the value. Moved, those of a score that hangs on a few mentions no
+    longer hold the 0 that they often are.
+    """
+    low, high = percentile_interval(draws)
+    shift = value - float(draws.mean())
+    return min(low, low + shift), max(high, high + shift)
 
 
 def grouped(keys: Iterable[Key], by: Callable[[Key], object]) -> dict:

@@ -154,22 +154,24 @@ def correlations(results: Results) -> list[dict]:
 
 def ranking(results: Results) -> list[dict]:
     """(g) Methods by their mean over concepts, and the places that they have in resamples."""
-    found: dict[tuple[str, str], tuple[float, Tensor]] = {}
-    complete = {c: [key for key in results.keys(c) if results.complete(c, key)] for c in results.concepts}
+    # While a study runs, a concept may have its baselines alone.
+    concepts = [c for c in results.concepts if results.splits[c] != ("none",)] or list(results.concepts)
+    found: dict[tuple[str, str], tuple[float, Tensor, Tensor]] = {}
+    complete = {c: [key for key in results.keys(c) if results.complete(c, key)] for c in concepts}
     for name in dict.fromkeys(key[:2] for key in results.keys()):
-        of = {c: [key for key in complete[c] if key[:2] == name] for c in results.concepts}
+        of = {c: [key for key in complete[c] if key[:2] == name] for c in concepts}
         if all(of.values()):
             best = [results.best(concept, keys)[1:] for concept, keys in of.items()]
-            draws = torch.stack([draws - draws.mean() + value for value, draws in best]).mean(0)
-            found[name] = sum(value for value, _ in best) / len(best), draws
+            value, draws = sum(value for value, _ in best) / len(best), torch.stack([d for _, d in best]).mean(0)
+            found[name] = value, draws, draws - draws.mean() + value
     if not found:
         return []
     order = sorted(found, key=lambda name: -found[name][0])
-    places = torch.stack([found[name][1] for name in order]).argsort(0, descending=True).argsort(0) + 1
+    places = torch.stack([found[name][2] for name in order]).argsort(0, descending=True).argsort(0) + 1
     records = []
     for place, name in enumerate(order, 1):
-        value, draws = found[name]
-        note = f"over {len(results.concepts)} concepts"
+        value, draws, _ = found[name]
+        note = f"over {len(concepts)} concepts"
         records.append(record("ranking", "maxbench", ALL, value, *interval(value, draws), key=(*name, None), note=note))
         low, high = torch.quantile(places[place - 1].double(), torch.tensor([0.025, 0.975]).double()).tolist()
         records.append(record("ranking", "place", ALL, float(place), low, high, key=(*name, None)))

@@ -312,7 +312,7 @@ def test_sentences_say_what_the_numbers_say():
 
 
 def test_intervals_are_paired_and_of_the_value():
-    """Noise that two cases share cancels in their difference, and the best of several is not too high."""
+    """Noise that two cases share cancels in a difference; intervals hold the value, and what resamples often are."""
     same = results({"days": 1.0}, {"days": 0.9})
     shared = torch.randn(200, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     for key, cell in list(same.cells.items()):
@@ -320,7 +320,10 @@ def test_intervals_are_paired_and_of_the_value():
     (found,) = [r for r in maxbench_tables.forms(same) if not r["method"]]
     assert found["low"] == pytest.approx(0.1) and found["high"] == pytest.approx(0.1)
     low, high = interval(1.0, torch.linspace(2.0, 3.0, 101).double())
-    assert (low + high) / 2 == pytest.approx(1.0) and high - low == pytest.approx(0.95, abs=0.02)
+    assert low == pytest.approx(0.525, abs=0.01) and high == pytest.approx(2.975, abs=0.01)
+    # A score that is 0 in every third resample is not surely above 0.
+    low, high = interval(0.6, torch.tensor([0.0, 0.3, 0.6]).double().repeat(100))
+    assert low == 0.0 and high == pytest.approx(0.9)
 
 
 def test_another_model_judges_the_same_answers(study, monkeypatch, capsys):
