@@ -167,15 +167,26 @@ def ranking(results: Results) -> list[dict]:
     if not found:
         return []
     order = sorted(found, key=lambda name: -found[name][0])
-    places = torch.stack([found[name][2] for name in order]).argsort(0, descending=True).argsort(0) + 1
     records = []
     for place, name in enumerate(order, 1):
         value, draws, _ = found[name]
         note = f"over {len(concepts)} concepts"
         records.append(record("ranking", "maxbench", ALL, value, *interval(value, draws), key=(*name, None), note=note))
-        low, high = torch.quantile(places[place - 1].double(), torch.tensor([0.025, 0.975]).double()).tolist()
+        low, high = _places(name, found)
         records.append(record("ranking", "place", ALL, float(place), low, high, key=(*name, None)))
     return records
+
+
+def _places(name: tuple[str, str], found: dict[tuple[str, str], tuple[float, Tensor, Tensor]]) -> tuple[float, float]:
+    """95 % of a method's places in resamples, moved or not as in `interval`; of equal scores the best and worst one."""
+    level = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    ends = []
+    for which in (1, 2):
+        others = torch.stack([of[which] for other, of in found.items() if other != name] or [found[name][which] - 1])
+        own = found[name][which]
+        before, not_after = ((test(others, own)).sum(0).double() + 1 for test in (torch.gt, torch.ge))
+        ends.append((float(torch.quantile(before, level[0])), float(torch.quantile(not_after, level[1]))))
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _pairs(results: Results, concept: str) -> list[Key]:

@@ -348,6 +348,20 @@ def test_another_model_judges_the_same_answers(study, monkeypatch, capsys):
     assert found["fluency_exact"]["value"] == 0.0 and "2 answers left out" in found["fluency_exact"]["note"]
 
 
+def test_places_are_as_sure_as_the_scores():
+    """A method that is first by a few mentions, and level with another in every third resample, is not surely first."""
+    found = results({"days": 1.0}, {"days": 0.0})
+    for (concept, split, key), cell in list(found.cells.items()):
+        draws = torch.tensor([0.0, 1.0, 2.0]).double().repeat(100)[:200] if key[1] == "affine" else torch.zeros(200)
+        found.cells[concept, split, key] = replace(cell, draws=draws.double())
+    of = {r["method"] + r["form"]: r for r in maxbench_tables.ranking(found) if r["metric"] == "place"}
+    assert (of["pcaaffine"]["value"], of["pcaaffine"]["low"], of["pcaaffine"]["high"]) == (1.0, 1.0, 4.0)
+    sure = results({"days": 1.9}, {"days": 0.5})
+    of = {r["method"] + r["form"]: r for r in maxbench_tables.ranking(sure) if r["metric"] == "place"}
+    assert (of["pcaaffine"]["low"], of["pcaaffine"]["high"]) == (1.0, 1.0)
+    assert (of["unsteerednone"]["low"], of["unsteerednone"]["high"]) == (4.0, 4.0)
+
+
 def test_a_split_that_is_not_finished_does_not_count():
     there = {("a", "s1"): (True, True), ("a", "s2"): (True, False), ("b", "s1"): (True, False)}
     plan = [
