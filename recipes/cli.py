@@ -14,7 +14,7 @@ COMMANDS = {
     "attack": "try to get back what a model was made to forget",
     "merge": "mix two checkpoints or adapters at given ratios, or subtract a task vector",
     "check": "validate a forget-set file and say what is wrong with it, line by line",
-    "study": "re-run an experiment of the detectability paper and set it beside the published numbers",
+    "study": "re-run an experiment of the detectability paper, or MAxBench, on a model",
     "power": "plan a bias audit: from purity and effect size to the sample size, and back",
     "models": "list the embedded models, or fetch one",
 }

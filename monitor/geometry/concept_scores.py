@@ -269,6 +269,50 @@ def score_outputs(
     lowers entropies, so each interval is moved by the difference of the value and the mean of its resamples, and then
     cut to the score's range.
     """
+    resampled = resampled_scores(judgements, concept, other=other, closed=closed, n_bootstrap=n_bootstrap, seed=seed)
+    shape = len(judgements), len(judgements[0])
+    return {
+        name: _estimate(
+            float(resampled.values[i]),
+            resampled.draws[:, i],
+            resampled.n[i],
+            1.0 if "_diversity" in name else 2.0,
+            shape,
+        )
+        for i, name in enumerate(SCORES)
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class ResampledScores:
+    """Scores of one method's outputs, and of resamples of these.
+
+    Attributes
+    ----------
+    values : Tensor [len(SCORES)], float64
+        NaN where no output has the score.
+    draws : Tensor [n_bootstrap, len(SCORES)], float64
+        For one seed, prompts are drawn alike whatever the outputs, and so are points where there are equally many:
+        differences of two methods' draws are paired.
+    n : tuple of int
+        Outputs behind each score.
+    """
+
+    values: Tensor
+    draws: Tensor
+    n: tuple[int, ...]
+
+
+def resampled_scores(
+    judgements: Sequence[Sequence[Judged]],
+    concept: Concept,
+    *,
+    other: bool = False,
+    closed: bool | None = None,
+    n_bootstrap: int = 1000,
+    seed: int = 0,
+) -> ResampledScores:
+    """What `score_outputs` makes its intervals from, for comparing methods; parameters and errors as there."""
     n_points = {len(row) for row in judgements}
     if len(n_points) != 1 or 0 in n_points:
         raise ValueError(
@@ -279,13 +323,11 @@ def score_outputs(
         raise ValueError(f"`n_bootstrap` must be at least 1, got {n_bootstrap}")
     shape = len(judgements), n_points.pop()
     table = _Table([judged for row in judgements for judged in row], concept, other, _is_closed(concept, closed))
-    values = table.scores(torch.ones(1, shape[0] * shape[1], dtype=torch.float64))[0]
-    counts = table.n()
-    resampled = torch.cat([table.scores(weights) for weights in _weights(shape, n_bootstrap, seed)])
-    return {
-        name: _estimate(float(values[i]), resampled[:, i], counts[i], 1.0 if "_diversity" in name else 2.0, shape)
-        for i, name in enumerate(SCORES)
-    }
+    return ResampledScores(
+        table.scores(torch.ones(1, shape[0] * shape[1], dtype=torch.float64))[0],
+        torch.cat([table.scores(weights) for weights in _weights(shape, n_bootstrap, seed)]),
+        tuple(table.n()),
+    )
 
 
 @dataclass(frozen=True)

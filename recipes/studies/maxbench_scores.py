@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The resamples behind `score_outputs`: comparing two cases needs those of both, drawn alike.
-from monitor.geometry.concept_scores import SCORES, _Table, _weights, unseen_instances
+from monitor.geometry.concept_scores import SCORES, resampled_scores, unseen_instances
 from monitor.geometry.statistics import percentile_interval
 from monitor.stimuli.concepts import ConceptSet
 from recipes.studies.maxbench_steering import test_grid
@@ -53,11 +52,12 @@ def score_case(
     other = bool(first["names_others"])
     outputs = [judgement for row in grid for judgement in row]
     mentions = [mention for judgement in outputs for mention in judgement.mentions]
-    table = _Table(outputs, concept, other, bool(concept.cyclic))
-    shape = len(grid), len(grid[0])
-    values = table.scores(torch.ones(1, len(outputs), dtype=torch.float64))[0].tolist()
-    of = dict(zip(SCORES, [None if math.isnan(value) else value for value in values], strict=True))
-    draws = torch.cat([table.scores(w)[:, SCORES.index("maxbench")] for w in _weights(shape, n_bootstrap, seed)])
+    resampled = resampled_scores(grid, concept, other=other, n_bootstrap=n_bootstrap, seed=seed)
+    of = {
+        name: None if math.isnan(value) else value
+        for name, value in zip(SCORES, resampled.values.tolist(), strict=True)
+    }
+    draws = resampled.draws[:, SCORES.index("maxbench")]
     value = of["maxbench"]
     draws = torch.full_like(draws, math.nan) if value is None else draws.nan_to_num(value)
     unseen = None if seen is None else unseen_instances(mentions, [concept.entities[i].name for i in seen])
