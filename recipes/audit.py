@@ -49,7 +49,7 @@ from recipes.models import adapter_base, load_model, load_tokenizer, resolve_mod
 from recipes.outputs import check_writable
 from recipes.summary import write_records
 
-# What a reading says of two models; of one model compared with itself it is a constant.
+# What a reading says of two models; of one model compared with itself it is a constant, or another reading's double.
 AGAINST_REFERENCE = {
     "bias_shift": ("delta_b", "delta_b_corrected", "seat", "procrustes_seat", "cka_drift"),
     "fragmentation": ("cka", "pca_similarity", "pca_shift"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monitor.readings import Reading
+from recipes.audit_concepts import concepts_table, concepts_words
 from recipes.audit_detectability import detectability_table, detectability_words
 from recipes.audit_tables import Found, by_layer, cell, headlines, valid, where
 from recipes.detectability_arguments import DetectabilityArguments
@@ -176,11 +177,13 @@ TABLES = {
     "bias_shift": bias_table,
     "fragmentation": fragmentation_table,
     "behaviour": behaviour_table,
+    "concept_recovery": concepts_table,
 }
 WORDS = {
     "bias_shift": bias_words,
     "fragmentation": fragmentation_words,
     "behaviour": behaviour_words,
+    "concept_recovery": concepts_words,
 }
 
 

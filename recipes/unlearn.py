@@ -28,6 +28,7 @@ from monitor.journal import Journal
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
 from recipes.attacks import Attack
+from recipes.audit_concepts import recovery_sentence
 from recipes.concept_arguments import ConceptArguments
 from recipes.detectability_arguments import DetectabilityArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
@@ -237,7 +238,7 @@ def run(
     if training.load_best_model_at_end and trainer.state.best_global_step:
         # The model that was saved is the best one: the table is about that one, not about the last step.
         lines = [line for line in lines if line["step"] <= trainer.state.best_global_step]
-    words = events(lines)
+    words = [*filter(None, [recovery_sentence(summarise(lines))]), *events(lines)]
     if after is not None:
         broke = {line["step"]: line["value"] for line in lines if line["metric"] == "collapsed"}
         steps = min(broke, default=0), max(broke, default=trainer.state.global_step)

@@ -111,7 +111,22 @@ def test_what_is_left_out_is_constant_of_a_model_against_itself_and_of_no_other(
             constant = 1.0 if a["metric"] in ("cka", "pca_similarity") else 0.0
             assert a["value"] == pytest.approx(constant, abs=1e-6)
             moved[name] = max(moved[name], abs(b["value"] - constant))
-    assert {measure for (measure, _), most in moved.items() if most < 1e-3} == {"detectability"}, "not read here"
+    unread = {"detectability", "concept_recovery"}
+    assert {measure for (measure, _), most in moved.items() if most < 1e-3} == unread
+
+
+def test_of_one_model_concept_recovery_shows_no_reference(models, tmp_path):
+    """What is left out is 0 of a model against itself, or what is there says it already."""
+    arguments = ["--measures", "concept_recovery", "--concepts", "days"]
+    alone, itself = (
+        values(records_of(tmp_path, models / "first", *reference, *arguments), "concept_recovery")
+        for reference in ((), ("--reference", models / "first"))
+    )
+    left_out = {key for key in itself if key not in alone}
+    assert {metric for metric, _, _ in left_out} == set(audit.AGAINST_REFERENCE["concept_recovery"])
+    for metric, group, layer in left_out:
+        value, twin = itself[metric, group, layer], alone.get((metric.removesuffix("_reference"), group, layer), 0.0)
+        assert value == pytest.approx(twin, abs=1e-6 if metric.endswith("_reference") else 0.1)
 
 
 def test_readings_are_those_of_the_measure_itself(models, tiny_llama, tiny_tokenizer, tmp_path):
