@@ -280,7 +280,7 @@ def _batches(
 
 def _clouds(points: Tensor | Sequence[Tensor], n_prompts: int, d: int) -> list[Tensor]:
     """Each prompt's points, float32."""
-    shared = isinstance(points, Tensor) and points.ndim == 2
+    shared = isinstance(points, Tensor) and points.ndim != 3
     if not shared and len(points) != n_prompts:
         raise ValueError(
             f"`points` must be one tensor [n, {d}] for all prompts, or one a prompt, got {len(points)} for "
@@ -288,6 +288,9 @@ def _clouds(points: Tensor | Sequence[Tensor], n_prompts: int, d: int) -> list[T
         )
     for i, cloud in enumerate([points] if shared else points):
         name = "`points`" if shared else f"`points` of prompt {i}"
+        if not isinstance(cloud, Tensor) or not cloud.is_floating_point():
+            kind = cloud.dtype if isinstance(cloud, Tensor) else type(cloud).__name__
+            raise ValueError(f"{name} must be a Tensor of a floating dtype, got {kind}")
         if cloud.ndim != 2 or not len(cloud) or cloud.shape[1] != d:
             raise ValueError(
                 f"{name} must have the shape [n, {d}] of n >= 1 hidden states of the model, got {list(cloud.shape)}"
@@ -313,5 +316,5 @@ def _check(
     if not 0 <= decay <= 1:
         raise ValueError(f"`decay` must be in [0, 1], got {decay}: it is what a step leaves of the strength")
     for name, number in (("max_new_tokens", max_new_tokens), ("batch_tokens", batch_tokens)):
-        if number < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {number}")
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"`{name}` must be a whole number of at least 1, got {number!r}")

@@ -159,6 +159,10 @@ def spline(x: Tensor, labels: Tensor, cyclic: bool, rank: int, *, n_values: int 
     check_rank(
         rank, min(len(values) - 1, x.shape[1]), f"min(values - 1, d) of {len(values)} values in {x.shape[1]} dimensions"
     )
+    if cyclic and n_values is None and values[0] < 0:
+        raise ValueError(
+            f"labels must count from 0 where n_values is left out, it is then their largest plus 1; got {values[0]:.0f}"
+        )
     offset = centroids.mean(0)
     basis = leading_directions(centroids - offset, rank, "the values' centroids")
     points = ((centroids - offset) @ basis).cpu().numpy()

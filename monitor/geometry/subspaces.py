@@ -20,8 +20,12 @@ _RANK_TOLERANCE = 1e-6
 
 def check_activations(x: Tensor, name: str = "x", *, at_least: int = 2) -> Tensor:
     """`x` as float64 [n, d], after checking its shape, that it has `at_least` rows, and that it is finite."""
-    if x.ndim != 2 or not x.is_floating_point():
-        raise ValueError(f"{name} must be floating activations [n, d]; got {x.dtype} of shape {tuple(x.shape)}")
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} must be a Tensor [n, d], got {type(x).__name__}; torch.as_tensor makes one")
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be of a floating dtype, got {x.dtype}; convert it by .float()")
+    if x.ndim != 2:
+        raise ValueError(f"{name} must have the shape [n, d], a state a row; got {tuple(x.shape)}")
     return check_vectors(x.detach(), name, at_least=at_least)
 
 
@@ -40,6 +44,8 @@ def check_entities(labels: Tensor, n: int, device: torch.device) -> tuple[Tensor
 
 def check_rank(rank: int, limit: int, why: str) -> None:
     """Refuse ranks outside 1..limit, saying why the limit is there."""
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise ValueError(f"rank must be a whole number, got {rank!r}")
     if not 1 <= rank <= limit:
         raise ValueError(f"rank must be from 1 to {limit}, {why}; got {rank}")
 
@@ -65,6 +71,8 @@ def leading_directions(rows: Tensor, rank: int, what: str = "x") -> Tensor:
     values, vectors = torch.linalg.eigh(rows @ rows.mT if wide else rows.mT @ rows)
     values, vectors = values.flip(-1)[:rank], vectors.flip(-1)[:, :rank]
     spanned = int((values > _RANK_TOLERANCE**2 * values[0].clamp_min(1e-300)).sum())
+    if spanned == 0 or not values[0] > 0:
+        raise ValueError(f"{what} must vary: it spans no direction at all (all rows are equal, or next to it)")
     if spanned < rank:
         raise ValueError(f"rank must be at most {spanned}, the number of directions that {what} spans; got {rank}")
     return fix_signs(torch.linalg.qr(rows.mT @ vectors).Q if wide else vectors)
@@ -154,8 +162,8 @@ class Subspace:
 
 def check_draw(n: int, sigma: float) -> None:
     """Refuse to draw fewer than one point, or with a scale that is negative or not finite."""
-    if n < 1:
-        raise ValueError(f"n must be at least 1 point; got {n}")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"n must be a whole number of points, at least 1; got {n!r}")
     if not 0 <= sigma < float("inf"):
         raise ValueError(f"sigma must be at least 0 and finite; got {sigma}")
 

@@ -60,13 +60,8 @@ def read_concept_set(path: str | Path) -> ConceptSet:
         )
     header_path = path.with_suffix(".json")
     header = _read_header(header_path) if header_path != path and header_path.is_file() else {}
-    try:
-        # Not splitlines(): that would also cut at U+2028, which may stand inside a JSON string.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} must be UTF-8, got the byte {error.object[error.start]:#04x}: save it as such"
-        ) from None
+    # Not splitlines(): that would also cut at U+2028, which may stand inside a JSON string.
+    lines = _text(path).split("\n")
     entities = [
         _entity(_record(line, _ROW, f"{path}, line {number}"), header, f"{path}, line {number}")
         for number, line in enumerate(lines, start=1)
@@ -80,8 +75,17 @@ def read_concept_set(path: str | Path) -> ConceptSet:
         raise ValueError(f"{path}: {error}") from None
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} must be UTF-8, got the byte {error.object[error.start]:#04x}: save it as such"
+        ) from None
+
+
 def _read_header(path: Path) -> dict[str, Any]:
-    header = _record(path.read_text(encoding="utf-8-sig"), _HEADER, str(path))
+    header = _record(_text(path), _HEADER, str(path))
     for template in [*header.get("templates", []), *([header["question"]] if "question" in header else [])]:
         if template.count("{clue}") != 1:
             raise ValueError(f"{path}: a template must hold {{clue}} once, got {template!r}: write where the clue goes")
@@ -91,7 +95,9 @@ def _read_header(path: Path) -> dict[str, Any]:
 def _record(text: str, keys: dict[str, type], where: str) -> dict[str, Any]:
     """One JSON object with no other keys, and values of these types that are not blank (an article may be)."""
     try:
-        record = json.loads(text)
+        record = json.loads(text, object_pairs_hook=_without_doubles)
+    except _Doubled as error:
+        raise ValueError(f"{where}: expected every key once, got {error} twice: remove one") from None
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where}: expected a JSON object, got invalid JSON ({error}): correct it") from None
     if not isinstance(record, dict):
@@ -108,6 +114,17 @@ def _record(text: str, keys: dict[str, type], where: str) -> dict[str, Any]:
         if any(not item.strip() for item in texts):
             raise ValueError(f"{where}: expected text for {key!r}, got a blank in {value!r:.60}: write it or remove it")
     return record
+
+
+class _Doubled(Exception):
+    """A key that is there twice; JSON itself would take the last."""
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if doubled := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
+        raise _Doubled(repr(doubled))
+    return dict(pairs)
 
 
 def _entity(row: dict[str, Any], header: dict[str, Any], where: str) -> Entity:

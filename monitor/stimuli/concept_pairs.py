@@ -27,7 +27,16 @@ def concept_pairs(forget: ConceptSet, retain: Sequence[ConceptSet] = ()) -> list
     ------
     ValueError
         If a concept has no questions, or is there twice.
+
+    Notes
+    -----
+    There is nothing to anonymise in these pairs: leave fragmentation out of what is measured on them.
     """
+    for what, concept in (("forget", forget), *(("retain", kept) for kept in _listed(retain))):
+        if not isinstance(concept, ConceptSet):
+            raise ValueError(
+                f"`{what}` must be a ConceptSet as load_concept_sets returns them, got {type(concept).__name__}"
+            )
     names = [concept.name for concept in (forget, *retain)]
     if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ValueError(f"`retain` holds {repeated[0]!r}, which is there already: leave it out")
@@ -40,3 +49,11 @@ def concept_pairs(forget: ConceptSet, retain: Sequence[ConceptSet] = ()) -> list
                 about = {"question": question, "answer": entity.name, "split": split}
                 records.append({"id": f"{concept.name}-{entity.name}-{i}", **about})
     return records
+
+
+def _listed(retain: Sequence[ConceptSet]) -> Sequence[ConceptSet]:
+    if isinstance(retain, (ConceptSet, str)):
+        raise ValueError(
+            f"`retain` must be a sequence of ConceptSets, got one {type(retain).__name__}: put it in a list"
+        )
+    return retain

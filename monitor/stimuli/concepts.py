@@ -84,6 +84,11 @@ class ConceptSet:
     cyclic: bool = False
 
     def __post_init__(self) -> None:
+        if not self.name.strip() or "/" in self.name or not self.name.isprintable():
+            raise ValueError(
+                f"a concept's name must be printable and without '/', it becomes part of readings' names; got "
+                f"{self.name!r}: rename it"
+            )
         if len(self.entities) < 2:
             raise ValueError(
                 f"concept {self.name!r} must have at least 2 entities, got {len(self.entities)}: one value spans "
@@ -185,6 +190,13 @@ def _check_entity(entity: Entity) -> None:
     for what, text in (("name", entity.name), ("category", entity.category), *(("form", f) for f in entity.forms)):
         if not text.strip():
             raise ValueError(f"entity {entity.name!r} has a blank {what}, got {text!r}: write it, or remove it")
+        if text != text.strip() or not text.isprintable():
+            raise ValueError(
+                f"entity {entity.name!r} has a {what} with white space around it or characters that cannot be printed, "
+                f"{text!r}: it would not be found in a text; remove them"
+            )
+        if what != "category" and not any(character.isalnum() for character in text):
+            raise ValueError(f"entity {entity.name!r} has a {what} without a letter or digit, {text!r}: write a word")
     if entity.forms[:1] != (entity.name,):
         raise ValueError(
             f"entity {entity.name!r} must have its name as the first of its `forms`, got {list(entity.forms)}"

@@ -198,5 +198,5 @@ def test_bad_input():
         entity_probe(x, labels, groups, ridge=0.0)
     with pytest.raises(ValueError, match="x must be finite"):
         entity_probe(x / 0, labels, groups)
-    with pytest.raises(ValueError, match="centroids must be floating"):
+    with pytest.raises(ValueError, match="centroids must have the shape"):
         coverage(planted(), torch.zeros(24))

@@ -63,5 +63,5 @@ def test_bad_input():
         calibrate_sigma(planted(), 1.0, 2.0, generator=generator, lowest=3.0)
     with pytest.raises(ValueError, match="n_values must be at least 2"):
         calibrate_sigma(planted(), 1.0, 2.0, generator=generator, n_values=1)
-    with pytest.raises(ValueError, match="n must be at least 1"):
+    with pytest.raises(ValueError, match="n must be a whole number of points, at least 1"):
         calibrate_sigma(planted(), 1.0, 2.0, generator=generator, n=0)

@@ -124,5 +124,5 @@ def test_bad_input():
     curve = spline(x, labels, True, 2)
     with pytest.raises(ValueError, match="as wide as the spline's space, 40; got 3"):
         curve.project(x[:, :3])
-    with pytest.raises(ValueError, match="n must be at least 1"):
+    with pytest.raises(ValueError, match="n must be a whole number of points, at least 1"):
         curve.sample(0, torch.Generator())

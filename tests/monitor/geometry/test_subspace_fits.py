@@ -195,8 +195,17 @@ def test_bad_input():
             fit(x[:10], 10)
         with pytest.raises(ValueError, match="x must be finite"):
             fit(x / 0, 2)
-        with pytest.raises(ValueError, match=r"x must be floating activations \[n, d\]"):
+        with pytest.raises(ValueError, match=r"x must have the shape \[n, d\].*got \(64,\)"):
             fit(x[0], 2)
+        with pytest.raises(ValueError, match="x must be of a floating dtype, got torch.int64"):
+            fit(x.long(), 2)
+        with pytest.raises(ValueError, match="x must be a Tensor.*ndarray"):
+            fit(x.numpy(), 2)
+        with pytest.raises(ValueError, match="must vary"):
+            fit(torch.ones_like(x), 2)
+        for rank in (2.0, True):
+            with pytest.raises(ValueError, match=f"rank must be a whole number, got {rank}"):
+                fit(x, rank)
     for fit in (diff_mean_pairs, linear_probe):
         for rank in (0, 20):
             with pytest.raises(ValueError, match=rf"rank must be from 1 to 19, min\(C - 1, d\).*got {rank}"):

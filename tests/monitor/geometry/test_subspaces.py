@@ -121,7 +121,7 @@ def test_bad_input():
         space.distance(draw(3, 5))
     with pytest.raises(ValueError, match="x must be finite"):
         space.project(draw(3, 6) / 0)
-    with pytest.raises(ValueError, match="n must be at least 1"):
+    with pytest.raises(ValueError, match="n must be a whole number of points, at least 1"):
         space.sample(0, 1.0, torch.Generator())
     with pytest.raises(ValueError, match="sigma must be at least 0"):
         space.sample(1, -1.0, torch.Generator())

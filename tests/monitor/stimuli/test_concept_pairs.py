@@ -9,6 +9,7 @@ from monitor.stimuli.concepts import CONCEPTS, ConceptSet, Context, Entity, load
 from monitor.stimuli.forget_set import load_forget_set
 
 
+@pytest.mark.filterwarnings("ignore:.*anonymisation leaves")
 @pytest.mark.parametrize("name", CONCEPTS)
 def test_every_clue_of_a_bundled_concept_is_a_pair_that_loads(name, tmp_path):
     sets = load_concept_sets((name, "random"))
@@ -27,6 +28,10 @@ def test_what_makes_no_pairs_is_refused():
     animals = load_concept_sets(("animals",))["animals"]
     with pytest.raises(ValueError, match="holds 'animals', which is there already"):
         concept_pairs(animals, [animals])
+    with pytest.raises(ValueError, match="`retain` must be a sequence of ConceptSets, got one ConceptSet"):
+        concept_pairs(animals, animals)
+    with pytest.raises(ValueError, match="`forget` must be a ConceptSet .*got str"):
+        concept_pairs("animals")
     mute = ConceptSet("mute", tuple(Entity(f"e{i}", "c", (f"e{i}",), (Context(f"It is {i} the", 0),)) for i in (1, 2)))
     with pytest.raises(ValueError, match="'mute' has no questions"):
         concept_pairs(mute)

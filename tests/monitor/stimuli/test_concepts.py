@@ -200,6 +200,12 @@ def test_bundled_names_and_files_together(load, tmp_path):
         ([SAW, AXE], {**TEMPLATES, "cyclic": True}, "`cyclic` but not `ordered`"),
         ([SAW, AXE], "", "tools.json: .*invalid JSON"),
         ([SAW, {"entity": "axe", "contexts": ["It is the "]}], TEMPLATES, "ends in white space"),
+        ([SAW, {**AXE, "entity": " axe "}], TEMPLATES, "a name with white space around it"),
+        ([SAW, {**AXE, "forms": ["ax\x00"]}], TEMPLATES, "a form with .* cannot be printed"),
+        ([SAW, {**AXE, "entity": "\ud800"}], TEMPLATES, "cannot be printed"),
+        ([SAW, {**AXE, "entity": "!!!"}], TEMPLATES, "a name without a letter or digit"),
+        ([SAW, '{"entity": "axe", "entity": "adze", "clues": ["fells trees"]}'], TEMPLATES, "line 2: .*'entity' twice"),
+        ([SAW, AXE], {**TEMPLATES, "concept": "a/b"}, "without '/'.*got 'a/b'"),
     ],
 )
 def test_a_file_with_a_fault_is_refused(load, rows, header, message):
@@ -211,7 +217,10 @@ def test_a_file_with_a_fault_is_refused(load, rows, header, message):
 def test_a_file_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "tools.jsonl"
     path.write_bytes(b'{"entity": "\xe9"}')
-    with pytest.raises(ValueError, match="UTF-8, got the byte 0xe9"):
+    with pytest.raises(ValueError, match="tools.jsonl must be UTF-8, got the byte 0xe9"):
+        load_concept_sets([path])
+    path.with_suffix(".json").write_bytes(b'{"concept": "\xe9"}')
+    with pytest.raises(ValueError, match="tools.json must be UTF-8, got the byte 0xe9"):
         load_concept_sets([path])
 
 
