@@ -315,6 +315,6 @@ def test_read_is_quick_at_full_size():
     for layer, limit in ((0.8, 2.0), ("all", 20.0)):  # four times what one idle core takes
         measure = Fragmentation(make_pairs(64), layer=layer)
         now = Random(measure.stimuli)
-        start = time.perf_counter()
+        start = time.process_time()
         measure.read(now, now)
-        assert time.perf_counter() - start < limit
+        assert time.process_time() - start < limit
