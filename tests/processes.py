@@ -12,6 +12,7 @@ import runpy
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -89,7 +90,20 @@ def _main(program: str, arguments: list[str], output: str, environment: dict[str
 
     torch.set_num_threads(1)
     sys.argv = [program, *arguments]
-    if program.endswith(".py"):
-        runpy.run_path(program, run_name="__main__")
-    else:
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    code = 1
+    try:
+        # What the program leaves behind is kept: gloo's process groups, when they are freed, now and then wait for a thread
+        # that waits for them.
+        if program.endswith(".py"):
+            _ = runpy.run_path(program, run_name="__main__")
+        else:
+            _ = runpy.run_module(program, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without freeing it at the interpreter's end either
