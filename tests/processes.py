@@ -92,8 +92,8 @@ def _main(program: str, arguments: list[str], output: str, environment: dict[str
     sys.argv = [program, *arguments]
     code = 1
     try:
-        # What the program leaves behind is kept: gloo's process groups, when they are freed, now and then wait for a thread
-        # that waits for them.
+        # What the program leaves behind is kept: gloo's process groups, when they are freed, now and then wait for a
+        # thread that waits for them.
         if program.endswith(".py"):
             _ = runpy.run_path(program, run_name="__main__")
         else:
