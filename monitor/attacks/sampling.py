@@ -21,7 +21,7 @@ from monitor.attacks.intact import intact
 from monitor.attacks.result import AttackResult
 from monitor.attacks.sampling_points import concept_points, isotropic_points
 from monitor.generation import Decoder, greedy_answers
-from monitor.geometry.concept_scores import diversity
+from monitor.geometry.diversity import diversity
 from monitor.geometry.statistics import mean_interval
 from monitor.geometry.two_way import two_way_interval
 from monitor.judges.mentions import MentionFinder, named

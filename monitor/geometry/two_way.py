@@ -53,13 +53,12 @@ def two_way_interval(
     means = []
     for start in range(0, n_bootstrap, step):
         n = min(step, n_bootstrap - start)
-        rows, columns = (_shares(n, size, generator) for size in table.shape)
+        rows, columns = (draws(n, size, generator) / size for size in table.shape)
         means.append(((rows @ table) * columns).sum(1))
     return percentile_interval(torch.cat(means), level)
 
 
-def _shares(n: int, size: int, generator: torch.Generator) -> Tensor:
-    """What share of `size` draws with replacement each of `size` units has, [n, size] float64."""
+def draws(n: int, size: int, generator: torch.Generator) -> Tensor:
+    """How often each of `size` units is among `size` draws with replacement, n times: [n, size] float64."""
     drawn = torch.randint(size, (n, size), generator=generator)
-    ones = torch.ones(n, size, dtype=torch.float64)
-    return torch.zeros(n, size, dtype=torch.float64).scatter_add_(1, drawn, ones) / size
+    return torch.zeros(n, size, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(n, size, dtype=torch.float64))

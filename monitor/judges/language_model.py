@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from monitor.generation import greedy_answers
-from monitor.geometry.concept_scores import OTHER
+from monitor.geometry.diversity import OTHER
 from monitor.judges.judgement import SCORES, Judgement, check_responses
 from monitor.judges.mentions import MentionFinder, plain
 from monitor.stimuli.concepts import ConceptSet

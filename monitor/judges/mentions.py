@@ -6,7 +6,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from monitor.geometry.concept_scores import OTHER
+from monitor.geometry.diversity import OTHER
 from monitor.stimuli.concepts import ConceptSet
 
 # Names that are another word in lower case ("china" is porcelain), and the other way round.

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from monitor.geometry.concept_scores import SCORES, resampled_scores, unseen_instances
+from monitor.geometry.concept_scores import SCORES, resampled_scores
+from monitor.geometry.diversity import unseen_instances
 from monitor.geometry.statistics import percentile_interval
 from monitor.stimuli.concepts import ConceptSet
 from recipes.studies.maxbench_steering import test_grid

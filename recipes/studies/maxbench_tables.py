@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from monitor.geometry.concept_scores import rank_correlations
+from monitor.geometry.rank_correlation import rank_correlations
 from recipes.studies.maxbench_geometries import BASELINES, ORDERED, SINGLE
 from recipes.studies.maxbench_scores import Key, Results, grouped, interval
 
