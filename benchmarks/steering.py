@@ -29,7 +29,7 @@ from transformers import GenerationConfig
 from monitor.activation_norms import activation_norm_range
 from monitor.anatomy import find_anatomy
 from monitor.generation import encode_prompt
-from monitor.plan import resolve_layer
+from monitor.requests import resolve_layer
 from monitor.steered_generation import entering, instruction_prompt, steered_answers
 from monitor.stimuli.instructions import load_instructions
 from recipes.models import load_model, load_tokenizer

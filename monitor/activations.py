@@ -20,8 +20,9 @@ from tqdm.auto import tqdm
 
 from monitor.anatomy import Anatomy, find_anatomy
 from monitor.device_batch import DeviceBatch, Store
-from monitor.plan import Answers, Batch, Plan, Request, States, TokenStates, build_plan, resolve_layer
+from monitor.plan import Batch, Plan, build_plan
 from monitor.ranks import rank, world_size
+from monitor.requests import Answers, Request, States, TokenStates, resolve_layer
 from monitor.results import Activations, AnswerScores
 from monitor.undisturbed import undisturbed
 

@@ -11,7 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from monitor.plan import Answers, Plan, States, TokenStates
+from monitor.plan import Plan
+from monitor.requests import Answers, States, TokenStates
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from monitor.anatomy import Anatomy, find_anatomy
 from monitor.generation import Decoder, check_room, encode_prompt
-from monitor.plan import resolve_layer
 from monitor.ranks import gathered, rank, world_size
+from monitor.requests import resolve_layer
 from monitor.stimuli.encoding import asked_prompt
 from monitor.undisturbed import undisturbed
 

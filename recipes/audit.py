@@ -27,9 +27,9 @@ from monitor.activations import DEFAULT_TOKEN_BUDGET, Activations, Answers, meas
 from monitor.anatomy import find_anatomy
 from monitor.journal import Journal
 from monitor.measures.measure import Measure
-from monitor.plan import POOLINGS
 from monitor.readings import Reading
 from monitor.reference import other_reference
+from monitor.requests import POOLINGS
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
 from recipes.audit_report import audit_report

@@ -10,7 +10,7 @@ from accelerate.utils import is_peft_model
 from torch import nn
 
 from monitor.anatomy import find_anatomy
-from monitor.plan import resolve_layer
+from monitor.requests import resolve_layer
 from trainers.objectives import random_direction, rmu_forget, rmu_retain, sequence_nll
 from trainers.reference_scores import ReferenceNeeds
 from trainers.rmu_config import RMUConfig

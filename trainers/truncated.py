@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from monitor.anatomy import Anatomy, find_anatomy
-from monitor.plan import resolve_layer
+from monitor.requests import resolve_layer
 
 
 def hidden_states_at(model: nn.Module, layer: int | float, parts: Sequence[dict[str, Tensor]]) -> tuple[Tensor, ...]:

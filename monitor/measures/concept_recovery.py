@@ -16,8 +16,8 @@ from monitor.geometry.concept_coverage import EntityProbe, angle_summary, covera
 from monitor.geometry.statistics import mean_interval
 from monitor.geometry.subspace_fits import diff_mean_pairs
 from monitor.geometry.subspaces import effective_rank
-from monitor.plan import POOLINGS
 from monitor.readings import Reading
+from monitor.requests import POOLINGS
 from monitor.stimuli.concepts import CONTROL, ConceptSet, load_concept_sets
 
 # With fewer, a fold would fit a subspace to the differences of one or two values.

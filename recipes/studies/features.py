@@ -47,7 +47,7 @@ def grid_states(model: str, pooling: str, quick: bool = False) -> dict[str, Grid
     model : str
         A folder, a Hub id or an embedded name.
     pooling : str
-        See `monitor.plan.States`.
+        See `monitor.requests.States`.
     quick : bool
         120 cells of two dimensions instead of 340 of four: 720 texts instead of 3,400.
 
