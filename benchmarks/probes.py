@@ -37,7 +37,7 @@ from torch import Tensor
 from monitor.activations import States, plan_activations, run_plan
 from monitor.geometry.auc import auc
 from monitor.geometry.probes import grouped_folds, logistic_probes
-from monitor.stimuli.counterfactual import load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from monitor.stimuli.mixture import draw_mixture
 from recipes.models import load_model, load_tokenizer
 

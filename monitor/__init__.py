@@ -27,12 +27,9 @@ if TYPE_CHECKING:
     from monitor.rules import Condition, StopWhen
     from monitor.stimuli.bias import BiasStimuli, load_bias_stimuli
     from monitor.stimuli.concepts import ConceptSet, load_concept_sets
-    from monitor.stimuli.counterfactual import (
-        CounterfactualSet,
-        counterfactual_from_pairs,
-        counterfactual_sets_from_file,
-        load_counterfactual_sets,
-    )
+    from monitor.stimuli.counterfactual import CounterfactualSet, counterfactual_sets_from_file
+    from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
+    from monitor.stimuli.counterfactual_pairs import counterfactual_from_pairs
     from monitor.stimuli.forget_set import ForgetSet, Pair, load_forget_set
     from monitor.stimuli.mixture import draw_mixture, largest_mixture
 
@@ -64,13 +61,13 @@ _HOME = {
     "Reading": "monitor.readings",
     "States": "monitor.activations",
     "StopWhen": "monitor.rules",
-    "counterfactual_from_pairs": "monitor.stimuli.counterfactual",
+    "counterfactual_from_pairs": "monitor.stimuli.counterfactual_pairs",
     "counterfactual_sets_from_file": "monitor.stimuli.counterfactual",
     "draw_mixture": "monitor.stimuli.mixture",
     "largest_mixture": "monitor.stimuli.mixture",
     "load_bias_stimuli": "monitor.stimuli.bias",
     "load_concept_sets": "monitor.stimuli.concepts",
-    "load_counterfactual_sets": "monitor.stimuli.counterfactual",
+    "load_counterfactual_sets": "monitor.stimuli.counterfactual_grid",
     "load_forget_set": "monitor.stimuli.forget_set",
     "measure_activations": "monitor.activations",
 }

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from monitor.stimuli.counterfactual import (
-    DIMENSIONS,
-    CounterfactualSet,
-    counterfactual_sets_from_file,
-    load_counterfactual_sets,
-)
+from monitor.stimuli.counterfactual import CounterfactualSet, counterfactual_sets_from_file
+from monitor.stimuli.counterfactual_grid import DIMENSIONS, load_counterfactual_sets
 from monitor.stimuli.pairs_file import closest
 
 _ALL = "all"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from monitor.stimuli.counterfactual import DIMENSIONS
+from monitor.stimuli.counterfactual_grid import DIMENSIONS
 
 CONCEPT = "concept"  # the group of a forget set against its anonymised variants
 

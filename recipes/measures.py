@@ -11,8 +11,9 @@ from monitor.measures.bias_shift import BiasShift
 from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.bias import load_bias_stimuli
 from monitor.stimuli.concepts import CONCEPTS, load_concept_sets
-from monitor.stimuli.counterfactual import CounterfactualSet, counterfactual_from_pairs
+from monitor.stimuli.counterfactual import CounterfactualSet
 from monitor.stimuli.counterfactual_file import MIN_CELLS
+from monitor.stimuli.counterfactual_pairs import counterfactual_from_pairs
 from monitor.stimuli.forget_set import SPLITS, ForgetSet
 from monitor.stimuli.mixture import largest_mixture
 from recipes.concept_arguments import ConceptArguments

@@ -26,7 +26,8 @@ from monitor.geometry.planted import planted_power
 from monitor.measures.detectability_design import Design, design
 from monitor.measures.detectability_group import DetectionTest, GroupReadings, read_group
 from monitor.readings import Reading
-from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
+from monitor.stimuli.counterfactual import CounterfactualSet
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 
 CORRECTIONS = ("bonferroni", "bh", "none")
 PROBES = ("linear", "svm", "mlp")
@@ -40,7 +41,7 @@ class Detectability:
     ----------
     sets : mapping of str to CounterfactualSet, optional
         The groups of readings. Default: gender, race, religion and age over the bundled 340-cell grid. For a forget set
-        against its anonymised variants see `monitor.stimuli.counterfactual.counterfactual_from_pairs`.
+        against its anonymised variants see `monitor.stimuli.counterfactual_pairs.counterfactual_from_pairs`.
     layer : int or float
         Hidden-state index or fraction of the depth, of the headline readings and the verdicts. Default: mid-depth, as
         published.

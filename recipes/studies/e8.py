@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from monitor.geometry.auc import auc
 from monitor.geometry.probes import grouped_folds, logistic_probes, random_folds
-from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
+from monitor.stimuli.counterfactual import CounterfactualSet
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from monitor.stimuli.mixture import draw_mixture
 from recipes.studies.record import record
 

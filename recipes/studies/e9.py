@@ -18,7 +18,8 @@ from tqdm import tqdm
 from monitor.geometry.auc import auc
 from monitor.geometry.detection import CV_INFLATION, null_std
 from monitor.geometry.probes import grouped_folds, logistic_probes
-from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
+from monitor.stimuli.counterfactual import CounterfactualSet
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from monitor.stimuli.mixture import draw_mixture
 from recipes.studies.record import record
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from monitor.activations import States
 from monitor.reference import other_reference
-from monitor.stimuli.counterfactual import DIMENSIONS, CounterfactualSet, load_counterfactual_sets
+from monitor.stimuli.counterfactual import CounterfactualSet
+from monitor.stimuli.counterfactual_grid import DIMENSIONS, load_counterfactual_sets
 from recipes.models import resolve_model
 
 POOLINGS = ("mean", "mean_no_sink")  # the paper's, and the one that leaves the attention sink out

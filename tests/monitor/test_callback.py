@@ -563,7 +563,7 @@ def test_the_conveniences_take_options_of_measure_and_monitor(tiny_tokenizer):
 
 def test_detectability_in_a_run_is_journalled_and_changes_nothing(make_trainer):
     from monitor.measure_callbacks import DetectabilityCallback
-    from monitor.stimuli.counterfactual import load_counterfactual_sets
+    from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 
     sets = load_counterfactual_sets(("gender",), cells=40)
     watch = DetectabilityCallback(sets, scan=True, n=60, progress=False)

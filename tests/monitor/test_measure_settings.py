@@ -10,7 +10,7 @@ from monitor.measures.behaviour import Behaviour
 from monitor.measures.bias_shift import BiasShift
 from monitor.measures.detectability import Detectability
 from monitor.measures.fragmentation import Fragmentation
-from monitor.stimuli.counterfactual import load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from monitor.stimuli.forget_set import Pair
 
 PAIRS = [

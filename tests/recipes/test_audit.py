@@ -16,7 +16,8 @@ from transformers import BertConfig, BertModel
 from monitor.activations import measure_activations
 from monitor.measures.bias_shift import BiasShift
 from monitor.readings import Reading
-from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
+from monitor.stimuli.counterfactual import CounterfactualSet
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from recipes import audit
 from recipes.audit_report import audit_report
 from recipes.audit_tables import headlines

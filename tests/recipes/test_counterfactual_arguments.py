@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitor.stimuli.counterfactual import DIMENSIONS, load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import DIMENSIONS, load_counterfactual_sets
 from recipes.counterfactual_arguments import load_sets
 
 GRID = load_counterfactual_sets()

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from monitor.attacks.concept_geometry import concept_geometry
 from monitor.stimuli.concepts import load_concept_sets
-from monitor.stimuli.counterfactual import load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from recipes import unlearn
 from recipes.cli import main as latentwatch
 from recipes.methods import METHODS

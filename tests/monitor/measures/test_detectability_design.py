@@ -3,7 +3,7 @@ import torch
 
 from monitor.activations import States
 from monitor.measures.detectability_design import design
-from monitor.stimuli.counterfactual import load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 
 
 def made(n=60, purity=0.3, dimension="gender", **options):

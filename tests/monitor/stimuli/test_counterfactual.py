@@ -15,13 +15,9 @@ from itertools import combinations
 import pytest
 
 import monitor
-from monitor.stimuli.counterfactual import (
-    DIMENSIONS,
-    CounterfactualSet,
-    counterfactual_from_pairs,
-    counterfactual_sets_from_file,
-    load_counterfactual_sets,
-)
+from monitor.stimuli.counterfactual import CounterfactualSet, counterfactual_sets_from_file
+from monitor.stimuli.counterfactual_grid import DIMENSIONS, load_counterfactual_sets
+from monitor.stimuli.counterfactual_pairs import counterfactual_from_pairs
 from monitor.stimuli.forget_set import Pair, load_forget_set
 from recipes.concepts import concept_path
 

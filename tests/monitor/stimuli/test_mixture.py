@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from monitor.stimuli.counterfactual import CounterfactualSet, load_counterfactual_sets
+from monitor.stimuli.counterfactual import CounterfactualSet
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from monitor.stimuli.mixture import Mixture, draw_mixture, largest_mixture
 
 GRID = load_counterfactual_sets(["gender"])["gender"]

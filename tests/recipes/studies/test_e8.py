@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from monitor.stimuli.counterfactual import load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from recipes.studies import e8
 
 

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import norm
 
 from monitor.geometry.detection import detection_p, null_std
-from monitor.stimuli.counterfactual import load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from monitor.stimuli.mixture import draw_mixture
 from recipes.studies import e9
 from recipes.studies.e9 import CELLS, Cell, draw_texts, family_rate, null_aucs, null_z, rejection_rate

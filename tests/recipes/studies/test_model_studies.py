@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from monitor.geometry.nonlinear_probes import nonlinear_probes
 from monitor.geometry.purity import auc_max
-from monitor.stimuli.counterfactual import load_counterfactual_sets
+from monitor.stimuli.counterfactual_grid import load_counterfactual_sets
 from monitor.stimuli.mixture import draw_mixture
 from recipes.studies import detection_rates, e1, e2, e4, e7, e10_models, e11, features, leaky_purity, published
 from recipes.studies import stereotypes as of_occupations
