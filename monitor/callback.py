@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from monitor.anatomy import find_anatomy
 from monitor.attack_run import drop_results_after, result_file, run_attack
 from monitor.attack_when import AttackWhen
 from monitor.decisions import Decisions, Due, Rule
-from monitor.journal import ATTACKS, RULES, Journal
+from monitor.journal import ATTACKS, Journal
+from monitor.measure_checks import check_measures
 from monitor.measure_settings import FILE_NAME as SETTINGS
 from monitor.measure_settings import warn_of_changes, write_settings
 from monitor.measures.measure import Measure
@@ -82,26 +82,7 @@ class Monitor(TrainerCallback):
         progress: bool = True,
         rules: str | Rule | Sequence[str | Rule] = (),
     ) -> None:
-        self.measures = tuple(measures) if isinstance(measures, (list, tuple)) else (measures,)
-        if not self.measures:
-            raise ValueError("`measures` is empty; give the monitor at least one measure.")
-        for measure in self.measures:
-            if isinstance(measure, type) or not all(hasattr(measure, part) for part in ("name", "stimuli", "read")):
-                # The repr of what is no measure may be pages of texts.
-                raise ValueError(
-                    "`measures` must be measures such as BiasShift() or a list of them, got "
-                    f"{repr(measure) if isinstance(measure, (type, str)) else type(measure).__name__}."
-                )
-            if not isinstance(measure.name, str) or not re.fullmatch(r"[^\s/]+", measure.name):
-                raise ValueError(
-                    f"A measure's `name` is the first part of its readings' names: it must be a word without '/', got "
-                    f"{measure.name!r}."
-                )
-        names = [measure.name for measure in self.measures]
-        if len(set(names)) < len(names):
-            raise ValueError(f"`measures` must have distinct names, got {names}; pass `name=...` to one of them.")
-        if taken := {RULES, ATTACKS} & set(names):
-            raise ValueError(f"A measure may not be named {taken.pop()!r}, as lines of the journal are; rename it.")
+        self.measures = check_measures(measures)
         self.every_steps = every_steps(every)
         self.every = every if isinstance(every, str) else "steps"
         self.reference = reference
@@ -173,14 +154,14 @@ class Monitor(TrainerCallback):
             self._measure(args, state, control, model, now=now)
         self._check_rules_unmeasured()
         if step > 0:
-            self._attack(self._decisions.resume(control, step), args, state, model)
+            self._attack(self._decisions.resume(control, step), args, state, control, model)
         return control
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         self._finished = False
         if self.every == "steps" and state.global_step % self.every_steps == 0:
             self._measure(args, state, control, model)
-        self._attack(self._decisions.scheduled("step", state.global_step), args, state, model)
+        self._attack(self._decisions.scheduled("step", state.global_step), args, state, control, model)
         if control.should_training_stop:
             self._finish(args, state, control, model)
         return control
@@ -197,7 +178,7 @@ class Monitor(TrainerCallback):
         if self._training:
             if self.every == "save":
                 self._measure(args, state, control, model)
-            self._attack(self._decisions.scheduled("save", state.global_step), args, state, model)
+            self._attack(self._decisions.scheduled("save", state.global_step), args, state, control, model)
         return control
 
     def on_evaluate(self, args, state, control, model=None, metrics=None, processing_class=None, **kwargs):
@@ -238,7 +219,7 @@ class Monitor(TrainerCallback):
         self._finished = True
         if self.at_end:
             self._measure(args, state, control, model)
-        self._attack(self._decisions.scheduled("end", state.global_step), args, state, model)
+        self._attack(self._decisions.scheduled("end", state.global_step), args, state, control, model)
 
     def _missed(self, args, state) -> bool:
         """Whether the run was killed between writing the checkpoint it resumes from and measuring it."""
@@ -256,7 +237,7 @@ class Monitor(TrainerCallback):
         self._read(now)
         self._record(state)
         self._tell(state, model, self.readings)
-        self._attack(self._decisions.follow(control, step), args, state, model)
+        self._attack(self._decisions.follow(control, step), args, state, control, model)
 
     def _read(self, now: Activations) -> None:
         self.readings = [reading for measure in self.measures for reading in measure.read(now, self._reference)]
@@ -312,12 +293,14 @@ class Monitor(TrainerCallback):
 
     # --- rules and attacks ---------------------------------------------------------------------------------------
 
-    def _attack(self, due: Due, args, state, model) -> None:
+    def _attack(self, due: Due, args, state, control, model) -> None:
         """Run attacks, each with what started it; one that has run at this step is not run again."""
         step = state.global_step
         if due and self._attacked_step != step:
             self._attacked_step, self.attack_readings = step, []
-        for attack, trigger in due:
+        waiting = list(due)
+        while waiting:
+            attack, trigger = waiting.pop(0)
             if any(reading.metric == attack.name for reading in self.attack_readings):
                 continue
             readings = run_attack(
@@ -325,14 +308,16 @@ class Monitor(TrainerCallback):
                 file=result_file(self._folder(args), step, attack.name),
             )  # fmt: skip
             if state.is_world_process_zero:
-                self._journal.append(step, state.epoch, readings)
+                self._journal.append(step, state.epoch, [*readings, *self._decisions.decide(step, readings)])
             self.attack_readings += readings
             self._tell(state, model, readings)
+            waiting += self._decisions.follow(control, step)  # of rules on the attack's score
 
     def _check_rules_unmeasured(self) -> None:
         """Before the first step also where nothing is measured there: on the journal's names, or the reference's."""
         known = {"/".join(filter(None, (r["measure"], r["metric"], r["group"]))) for r in self._journal.lines}
         conditions = [rule.condition for rule in self.rules if rule.condition is not None]
+        conditions = [condition for condition in conditions if condition.measure != ATTACKS]
         if not self._names_checked and any(condition.name not in known for condition in conditions):
             asked = [m for m in self.measures if any(condition.measure == m.name for condition in conditions)]
             readings = [r for measure in asked for r in measure.read(self._reference, self._reference)]

@@ -48,16 +48,18 @@ class Decisions:
         by_step = sorted(self.journal.lines, key=_step)  # stable: within a step the headline stays first
         for step, group in groupby(by_step, key=_step):
             lines = list(group)
-            values = values_by_name(_reading(line) for line in lines if line["measure"] not in (RULES, ATTACKS))
+            values = values_by_name(_reading(line) for line in lines if line["measure"] != RULES)
             attacked = _decided(lines, "attack")
             for index, streak in self._streaks.items():
-                if values:
-                    streak.update(step, values)
+                streak.update(step, values)
                 if isinstance(self.rules[index], AttackWhen) and str(streak.condition) in attacked:
                     self._begin_anew(index)
 
     def decide(self, step: int, readings: Sequence[Reading]) -> list[Reading]:
-        """On the first process: which rules act on a measurement, as a reading each for the journal."""
+        """On the first process: which rules act on a measurement, as a reading each for the journal.
+
+        What an attack found is a measurement, too: it moves the rules on that attack's score, and no others.
+        """
         values = values_by_name(readings)
         self._acting = []
         records = []

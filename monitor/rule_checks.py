@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from monitor.attack_when import Attack, AttackWhen
 from monitor.decisions import Rule
+from monitor.journal import ATTACKS
 from monitor.rules import StopWhen
 
 
@@ -16,8 +17,8 @@ def parse_rules(rules, measures: Sequence) -> tuple[Rule, ...]:
     Raises
     ------
     ValueError
-        For what is no rule, a condition on a measure that is not among `measures`, the same condition twice, or one
-        name for different attacks.
+        For what is no rule, a condition on a measure that is not among `measures` or on an attack that no rule starts,
+        the same condition twice, or one name for different attacks.
     """
     given = rules if isinstance(rules, (list, tuple)) else (rules,)
     parsed = tuple(StopWhen(rule) if isinstance(rule, str) else rule for rule in given)
@@ -29,7 +30,7 @@ def parse_rules(rules, measures: Sequence) -> tuple[Rule, ...]:
     for rule in parsed:
         if rule.condition is None:
             continue
-        if rule.condition.measure not in names:
+        if rule.condition.measure not in [*names, ATTACKS]:
             raise ValueError(
                 f"The rule {str(rule.condition)!r} reads the measure {rule.condition.measure!r}, which this monitor "
                 f"has not{_meant(rule.condition.measure, names)}. Its measures: {', '.join(names)}."
@@ -41,8 +42,35 @@ def parse_rules(rules, measures: Sequence) -> tuple[Rule, ...]:
                 "rules apart by their conditions."
             )
         seen.add(key)
-    _check_attacks([attack for rule in parsed if isinstance(rule, AttackWhen) for attack in rule.attacks])
+    attacking = [rule for rule in parsed if isinstance(rule, AttackWhen)]
+    _check_attacks([attack for rule in attacking for attack in rule.attacks])
+    _check_scores(parsed, attacking)
     return parsed
+
+
+def _check_scores(rules: Sequence[Rule], attacking: Sequence[AttackWhen]) -> None:
+    """Refuse conditions on scores of attacks that never come: of none at all, or of those that wait for them."""
+    made: list[str] = []
+    while True:
+        started = [r for r in attacking if r.condition is None or r.condition.measure != ATTACKS or _read(r) in made]
+        now = [name for rule in started for name in rule.names]
+        if now == made:
+            break
+        made = now
+    for rule in rules:
+        if rule.condition is None or rule.condition.measure != ATTACKS:
+            continue
+        if _read(rule) not in made or rule.condition.group:
+            raise ValueError(
+                f"The rule {str(rule.condition)!r} reads the score of an attack that no rule starts before it"
+                f"{_meant(rule.condition.metric, made)}. Attacks that are started: {', '.join(made) or 'none'}; add an "
+                "AttackWhen with it, as at every so many steps."
+            )
+
+
+def _read(rule: Rule) -> str:
+    """The attack whose score, or score without the attack, a rule reads."""
+    return rule.condition.metric.removesuffix("_baseline")
 
 
 def _check_attacks(attacks: Sequence[Attack]) -> None:
@@ -64,7 +92,7 @@ def _check_attacks(attacks: Sequence[Attack]) -> None:
 def check_names(rules: Sequence[Rule], names: Collection[str]) -> None:
     """Raise for a condition on a reading that is not among `names`, those of a measurement."""
     for rule in rules:
-        if rule.condition is None or rule.condition.name in names:
+        if rule.condition is None or rule.condition.measure == ATTACKS or rule.condition.name in names:
             continue
         condition = rule.condition
         same_measure = sorted(name for name in names if name.startswith(f"{condition.measure}/"))

@@ -33,7 +33,8 @@ class Condition:
     ----------
     measure, metric, group : str
         The reading's name, as in the journal; the group is ``""`` for the measure's own whole. Where several layers
-        are scanned the headline reading is meant, the first of its name.
+        are scanned the headline reading is meant, the first of its name. ``attacks/<name>`` is the score of an attack
+        that another rule starts.
     op : {"<", "<=", ">", ">="}
     factor, offset : float
         Of the threshold; the factor is 0 for a plain number.
@@ -141,7 +142,7 @@ class StopWhen:
     -----
     A measurement at which the reading is invalid or missing says nothing: it neither adds to the measurements in a row
     nor ends them. The same holds where the condition is relative and the start has not been read yet; the start is the
-    first valid reading of that name in the run.
+    first valid reading of that name in the run. For a condition on an attack's score each attack is a measurement.
     """
 
     condition: Condition

@@ -325,6 +325,66 @@ def test_rules_that_cannot_be_meant_are_refused(rules, message):
         parse_rules(rules, MEASURES)
 
 
+SCORED = AttackWhen({"steps": 5}, [membership], PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (["attacks/membership > 0.6"], "no rule starts before it. Attacks that are started: none"),
+        (["attacks/membershp > 0.6", SCORED], "did you mean 'membership'"),
+        (["attacks/membership/part > 0.6", SCORED], "no rule starts"),
+        ([AttackWhen("attacks/membership > 0", [membership], PAIRS)], "no rule starts before it"),
+        (
+            [
+                AttackWhen("attacks/gcg > 0", [membership], PAIRS),
+                AttackWhen("attacks/membership > 0", [gcg], PAIRS),
+            ],
+            "no rule starts before it",
+        ),
+    ],
+)
+def test_a_rule_on_a_score_that_never_comes_is_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        parse_rules(rules, MEASURES)
+
+
+def test_rules_may_read_scores_of_attacks_that_others_start():
+    rules = [
+        "attacks/gcg_baseline < 0.1",
+        AttackWhen("attacks/membership > 0.6", [gcg], PAIRS),
+        SCORED,
+    ]
+    check_names(parse_rules(rules, MEASURES), {"bias_shift/delta_b"})
+
+
+@pytest.mark.filterwarnings("ignore:The rule")
+def test_scores_move_the_rules_on_them_and_no_others(tmp_path):
+    rules = (
+        StopWhen("a/b < 0", patience=2),
+        StopWhen("attacks/membership < 0.55", patience=2),
+        AttackWhen({"steps": 1}, [membership], PAIRS),
+    )
+    run = Run(tmp_path / "journal.jsonl", *rules)
+
+    def score(value):
+        found = [Reading("attacks", "membership", value, valid=value is not None)]
+        run.journal.append(step, None, [*found, *run.decisions.decide(step, found)])
+        run.decisions.follow(run.control, step)
+
+    stopped = []
+    for step, value in enumerate([0.5, 0.7, 0.5, None, 0.5], 1):
+        run.measure(step, -1.0 if step == 1 else 1.0)
+        score(value)
+        stopped.append(run.control.should_training_stop)
+        run.resume(step)  # replayed from the journal each time
+    assert stopped == [False, False, False, False, True]
+    lines = [line for line in run.journal.lines if line["measure"] == "rules"]
+    assert [(line["group"], line["note"]) for line in lines] == [
+        ("attacks/membership < 0.55", "0.5 at step 3, 0.5 at step 5")
+    ]
+
+
 def test_the_same_attack_may_be_started_by_several_rules():
     parse_rules([AttackWhen("save", [(gcg, 1)], PAIRS), AttackWhen("end", [(gcg, 1)], PAIRS)], MEASURES)
 

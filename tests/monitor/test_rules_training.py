@@ -283,6 +283,27 @@ def test_an_attacked_run_is_bit_equal_to_a_plain_one(make_trainer, tmp_path):
     assert files == {f"step-{step}-{name}.json" for step, name in scored if "baseline" not in name}
 
 
+@stops
+def test_a_score_stops_the_run_or_calls_the_next_attack(make_trainer):
+    falling = iter([0.9, 0.8, 0.52, 0.51])
+
+    def probes(model, tokenizer, forget_set, config=None, *, progress=False):
+        return AttackResult("probes", next(falling), None, None, 0.5, 5)
+
+    trainer = make_trainer()
+    rules = [
+        AttackWhen({"steps": 1}, [probes], PAIRS),
+        AttackWhen("attacks/probes < 0.6", [relearns], PAIRS),
+        StopWhen("attacks/probes < 0.6", patience=2),
+    ]
+    lines = run(trainer, rules, every={"steps": 3})
+    assert trainer.state.global_step == 4
+    assert [pair for pair in about(lines, "attacks") if "baseline" not in pair[1]] == [
+        (1, "probes"), (2, "probes"), (3, "probes"), (3, "relearns"), (4, "probes"),
+    ]  # fmt: skip
+    assert about(lines, "rules") == [(3, "attack"), (4, "stop")]
+
+
 def test_attack_scores_reach_metrics_trackers_and_the_hparams_page(make_trainer, tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     trainer = make_trainer(
