@@ -162,7 +162,7 @@ def sampling(
         - ``control`` likewise: the share with points of another concept's subspace (None without one), and
           ``control_concept``;
         - ``entities``, ``categories``: how many different ones were mentioned; ``entity_diversity``,
-          ``category_diversity``, [0, 1] (`monitor.geometry.concept_scores.diversity`), and ``mentions``, how often
+          ``category_diversity``, [0, 1] (`monitor.geometry.diversity.diversity`), and ``mentions``, how often
           each entity: one word again and again is not a concept;
         - ``strength``, ``decay``, ``layer``, ``sigma`` in use, ``settings``, and ``outputs``, a record a prompt.
 
