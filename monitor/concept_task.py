@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -14,8 +14,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from monitor.anatomy import find_anatomy
-from monitor.generation import Decoder, encode_prompt, greedy_answers
-from monitor.ranks import rank
+from monitor.generation import Decoder, encode_prompt, greedy_answers, length_batches
+from monitor.ranks import gathered, rank, world_size
 from monitor.stimuli.concepts import ConceptSet, Entity, mentions
 from monitor.stimuli.encoding import encode_answer, qa_answer
 from monitor.undisturbed import undisturbed
@@ -142,14 +142,16 @@ def _begins(said: str, known: str, forms: Sequence[str]) -> bool:
 def _likeliest(
     decoder: Decoder, sequences: Sequence[Sequence[int]], batch_tokens: int, progress: str | None
 ) -> list[list[int]]:
-    """The five likeliest next tokens after each sequence, the likeliest first."""
+    """The five likeliest next tokens after each sequence, the likeliest first; on all ranks together."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    queue = deque(_batches(order, sequences, batch_tokens))
+    shared = world_size() > 1 and not decoder.anatomy.sharded
+    mine = order[rank() :: world_size()] if shared else order
+    queue = deque(length_batches(mine, sequences, 0, batch_tokens))
     found: dict[int, list[int]] = {}
     silent = progress is None or rank() != 0
     with (
         undisturbed(decoder.anatomy),
-        tqdm(total=len(order), desc=progress, unit="context", leave=False, disable=silent) as bar,
+        tqdm(total=len(mine), desc=progress, unit="context", leave=False, disable=silent) as bar,
     ):
         while queue:
             batch = queue.popleft()
@@ -162,6 +164,8 @@ def _likeliest(
                 continue
             found.update(zip(batch, top.tolist(), strict=True))
             bar.update(len(batch))
+    if shared:
+        found = {i: tokens for part in gathered(found) for i, tokens in part.items()}
     return [found[i] for i in range(len(sequences))]
 
 
@@ -175,17 +179,6 @@ def _top_tokens(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
     ids, mask = ids.to(decoder.anatomy.device), mask.to(decoder.anatomy.device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     return decoder.next_logits(ids, mask, positions, decoder.new_cache()).topk(5, dim=-1).indices
-
-
-def _batches(order: Sequence[int], sequences: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices in `order`, lengths ascending, in batches of at most `batch_tokens` padded tokens (or of one)."""
-    batch: list[int] = []
-    for i in order:
-        if batch and (len(batch) + 1) * len(sequences[i]) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    yield batch
 
 
 def _rate(hits: Sequence[bool], labels: Sequence[int]) -> Rate:

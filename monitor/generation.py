@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from monitor.anatomy import Anatomy, find_anatomy
-from monitor.ranks import rank, world_size
+from monitor.ranks import gathered, rank, world_size
 from monitor.stimuli.encoding import encode_answer, qa_answer
 from monitor.undisturbed import undisturbed
 
@@ -83,7 +83,7 @@ def greedy_answers(
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     shared = world_size() > 1 and not anatomy.sharded
     mine = order[rank() :: world_size()] if shared else order
-    queue = deque(_batches(mine, sequences, max_new_tokens, batch_tokens))
+    queue = deque(length_batches(mine, sequences, max_new_tokens, batch_tokens))
     answers: dict[int, str] = {}
     silent = progress is None or rank() != 0
     with (
@@ -102,9 +102,7 @@ def greedy_answers(
             answers.update(zip(batch, said, strict=True))
             bar.update(len(batch))
     if shared:
-        parts: list[dict[int, str]] = [{}] * world_size()
-        dist.all_gather_object(parts, answers)
-        answers = {i: answer for part in parts for i, answer in part.items()}
+        answers = {i: answer for part in gathered(answers) for i, answer in part.items()}
     return [answers[i] for i in range(len(prompts))]
 
 
@@ -247,13 +245,16 @@ def _stop_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[in
     return {int(token) for token in stops}
 
 
-def _batches(
-    order: Sequence[int], sequences: Sequence[Sequence[int]], max_new_tokens: int, batch_tokens: int
+def length_batches(
+    order: Sequence[int], sequences: Sequence[Sequence[int]], new_tokens: int, batch_tokens: int
 ) -> Iterator[list[int]]:
-    """Indices in `order`, lengths ascending, in batches of at most `batch_tokens` padded tokens (or of one)."""
+    """Indices in `order`, lengths ascending, in batches of at most `batch_tokens` padded tokens (or of one).
+
+    `new_tokens` is what each sequence will grow by.
+    """
     batch: list[int] = []
     for i in order:
-        if batch and (len(batch) + 1) * (len(sequences[i]) + max_new_tokens) > batch_tokens:
+        if batch and (len(batch) + 1) * (len(sequences[i]) + new_tokens) > batch_tokens:
             yield batch
             batch = []
         batch.append(i)

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from monitor.anatomy import find_anatomy
 from monitor.generation import Decoder, check_room, encode_prompt
-from monitor.ranks import rank, world_size
+from monitor.ranks import gathered, rank, world_size
 from monitor.undisturbed import undisturbed
 
 
@@ -115,9 +114,7 @@ def sampled_answers(
             tokens = sampler.sample(sequences[i], uniforms, first_steps[i] if first_steps else nullcontext, bar)
             answers[i] = [decoder.text(said) for said in tokens]
     if world_size() > 1:
-        parts: list[dict[int, list[str]]] = [{}] * world_size()
-        dist.all_gather_object(parts, answers)
-        answers = {i: answer for part in parts for i, answer in part.items()}
+        answers = {i: answer for part in gathered(answers) for i, answer in part.items()}
     return [answers[i] for i in range(len(prompts))]
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from monitor.rule_checks import parse_rules
 from monitor.rules import StopWhen
 from monitor.stimuli.forget_set import ForgetSet
 from recipes.attacks import ATTACKS, Attack, chosen, wants_sampling
@@ -19,7 +20,7 @@ class RuleArguments:
     ----------
     stop_when : list of str, optional
         Conditions on readings, each of which stops the run: ``"fragmentation/knowledge_z < 2"``,
-        ``"behaviour/retain_nll > 1.5 * start"``; see `monitor.rules`.
+        ``"behaviour/retain_nll > 1.5 * start"``, ``"attacks/membership < 0.55"``; see `monitor.rules`.
     patience, after_step : int
         Measurements in a row at which a condition has to hold, and the step from which on it counts.
     attacks : list of str, optional
@@ -45,7 +46,12 @@ class RuleArguments:
 
 
 def build_rules(
-    arguments: RuleArguments, forget_set: ForgetSet, seed: int, sampling: Callable[[], Sequence[Attack]]
+    arguments: RuleArguments,
+    forget_set: ForgetSet,
+    measures: Sequence,
+    seed: int,
+    sampled: Sequence[str],
+    sampling: Callable[[], Sequence[Attack]],
 ) -> list:
     """The rules of a run; nothing where none was asked for.
 
@@ -53,14 +59,19 @@ def build_rules(
     ----------
     arguments : RuleArguments
     forget_set : ForgetSet
+    measures : sequence of Measure
+        Of the run, whose readings conditions are about.
     seed : int
+    sampled : sequence of str
+        Names of the attacks by sampling, if they are asked for.
     sampling : callable
-        Makes the attacks by sampling, from a model that it loads. Called last, and only where they are asked for.
+        Makes these attacks, from a model that it loads. Called last, when all else is known to be right.
 
     Raises
     ------
     ValueError
-        For a condition that cannot be read, an unknown attack, or settings without what they are for.
+        For a condition that cannot be read or is about no measure of the run, an unknown attack, or settings without
+        what they are for.
     """
     conditions = [arguments.stop_when] if isinstance(arguments.stop_when, str) else arguments.stop_when or []
     streak = {"patience": arguments.patience, "after_step": arguments.after_step}
@@ -72,9 +83,12 @@ def build_rules(
         when = str(arguments.attack_when)
         timed = {"steps": int(when)} if re.fullmatch(r"\d+", when) else when
         options = {} if isinstance(timed, dict) or timed in ("end", "save") else streak
-        if wants_sampling(arguments.attacks):
-            attacks += sampling()
         named = {attack.name: (attack.function, attack.config) for attack in attacks}
+        wanted = sampled if wants_sampling(arguments.attacks) else ()
+        planned = AttackWhen(timed, {**named, **dict.fromkeys(wanted, sampling)}, forget_set, **options)
+        parse_rules([*rules, planned], measures)
+        if wanted:
+            named |= {attack.name: (attack.function, attack.config) for attack in sampling()}
         rules.append(AttackWhen(timed, named, forget_set, **options))
     elif arguments.attack_when != "end" or arguments.quick_attacks:
         raise ValueError(

@@ -27,6 +27,11 @@ def sampled_concepts(names: str | Sequence[str] | None, forget_set: ForgetSet) -
     return load_concept_sets([names] if isinstance(names, str) else names)
 
 
+def sampled_names(concepts: Mapping[str, ConceptSet]) -> list[str]:
+    """What the attacks by sampling will be called: see `monitor.attacks.sampling.SamplingConfig.name`."""
+    return [f"{SAMPLING}_{concept.name}" for concept in concepts.values()] or [SAMPLING]
+
+
 def sampling_attacks(
     model,
     tokenizer,

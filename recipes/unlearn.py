@@ -15,6 +15,7 @@ import logging
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +26,10 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from monitor.callback import FOLDER, Monitor
 from monitor.journal import Journal
+from monitor.stimuli.concepts import ConceptSet
 from monitor.stimuli.forget_set import ForgetSet, load_forget_set
 from recipes.arguments import parse
-from recipes.attacks import Attack
+from recipes.attacks import Attack, wants_sampling
 from recipes.audit_concepts import recovery_sentence
 from recipes.concept_arguments import ConceptArguments
 from recipes.detectability_arguments import DetectabilityArguments
@@ -48,7 +50,7 @@ from recipes.outputs import check_writable
 from recipes.reinforcement import ReinforcementArguments, reinforce
 from recipes.resuming import check_same_run, find_checkpoint, is_finished, run_record, write_record
 from recipes.rule_arguments import RuleArguments, build_rules
-from recipes.sampling_attacks import sampled_concepts, sampling_attacks
+from recipes.sampling_attacks import sampled_concepts, sampled_names, sampling_attacks
 from recipes.summary import events, print_summary, summarise, write_records
 from recipes.verification import scores_at_start, scores_now, verdict_lines, verdict_sentence, verify
 from trainers.unlearning_config import UnlearningConfig
@@ -189,9 +191,10 @@ def run(
     peft_config = adapter_config(model_arguments)
     record = run_record(arguments.method, training, model_arguments)
     check_same_run(checkpoint, record)
+    concepts = sampled_concepts(arguments.concepts, forget_set) if wants_sampling(arguments.attacks or ()) else {}
     rules = build_rules(
-        arguments, forget_set, training.seed,
-        lambda: sampling_from_start(arguments, forget_set, training, model_arguments),
+        arguments, forget_set, measures, training.seed, sampled_names(concepts),
+        lambda: sampling_from_start(arguments, forget_set, concepts, training, model_arguments),
     )  # fmt: skip
     monitor = Monitor(measures, reference, rules=rules, progress=not training.disable_tqdm)
 
@@ -298,13 +301,13 @@ def reinforced_model(
 
 
 def sampling_from_start(
-    arguments: UnlearnArguments, forget_set: ForgetSet, training: UnlearningConfig, model_arguments: ModelConfig
-) -> list[Attack]:
+    arguments: UnlearnArguments, forget_set: ForgetSet, concepts: Mapping[str, ConceptSet],
+    training: UnlearningConfig, model_arguments: ModelConfig,
+) -> list[Attack]:  # fmt: skip
     """Attacks by sampling, with the geometry of the model that training starts from.
 
     It is loaded for that and let go of: when an attack is due, or a run resumed, the model in training is another.
     """
-    concepts = sampled_concepts(arguments.concepts, forget_set)
     name = model_arguments.model_name_or_path
     model = load_model(name, **model_options(model_arguments))
     if not getattr(model, "is_quantized", False):

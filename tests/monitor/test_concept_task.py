@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from processes import run
 from scipy.stats import binomtest
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from monitor.concept_task import Rate, _rate, concept_task
+from monitor.anatomy import find_anatomy
+from monitor.concept_task import Rate, _likeliest, _rate, concept_task
+from monitor.generation import Decoder, encode_prompt
 from monitor.stimuli.concepts import ConceptSet, Context, Entity, load_concept_sets
 
 
@@ -123,6 +127,41 @@ def test_top_tokens_are_those_of_the_model_alone_whatever_the_batch(tiny_llama, 
         assert values(concept_task(model, tiny_tokenizer, concept, batch_tokens=batch_tokens))[:2] == expected
     assert model.training and torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
+
+
+RANKS = """
+import json, sys, torch.distributed as dist
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from monitor.anatomy import find_anatomy
+from monitor.concept_task import _likeliest
+from monitor.generation import Decoder, encode_prompt
+from monitor.stimuli.concepts import load_concept_sets
+
+folder = sys.argv[1]
+dist.init_process_group("gloo")
+tokenizer = AutoTokenizer.from_pretrained(folder + "/model")
+model = AutoModelForCausalLM.from_pretrained(folder + "/model")
+sequences = [encode_prompt(tokenizer, text) for text in load_concept_sets(["days"])["days"].texts]
+read = []
+model.model.register_forward_hook(lambda module, args, output: read.append(output[0].shape[0]))
+found = _likeliest(Decoder(find_anatomy(model), tokenizer), sequences, 400, None)
+json.dump([found, sum(read)], open(f"{folder}/{dist.get_rank()}.json", "w"))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_share_the_contexts_and_get_the_same(tiny_llama, tiny_tokenizer, tmp_path):
+    model = tiny_llama()
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "script.py").write_text(RANKS)
+    run(tmp_path / "script.py", [tmp_path], tmp_path, ranks=2)
+    sequences = [encode_prompt(tiny_tokenizer, text) for text in load_concept_sets(["days"])["days"].texts]
+    alone = _likeliest(Decoder(find_anatomy(model), tiny_tokenizer), sequences, 400, None)
+    parts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [found for found, _ in parts] == [alone, alone]
+    assert sum(rows for _, rows in parts) == len(sequences)
 
 
 def test_out_of_memory_halves_the_batch(speaker, tiny_tokenizer):

@@ -493,9 +493,13 @@ def test_sampling_injects_what_the_model_held_before_training(
         ({"quick_attacks": "true"}, "name some with --attacks"),
         ({"patience": "3"}, "give --stop_when"),
         ({"attacks": "membership", "attack_when": "sometimes"}, "`when` must be"),
+        ({"attacks": "sampling", "concepts": "days", "attack_when": "sometimes"}, "`when` must be"),
+        ({"attacks": "sampling", "concepts": "days", "attack_when": "behavior/forget_nll > 1"}, "did you mean"),
+        ({"attacks": "sampling", "concepts": "days", "stop_when": "attacks/sampling > 0"}, "'sampling_days'"),
     ],
 )
-def test_bad_rules_are_one_error_before_anything_is_written(options, message, command, tmp_path):
+def test_bad_rules_are_one_error_before_anything_is_loaded_or_written(options, message, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(unlearn, "load_model", None)
     with pytest.raises(ValueError, match=message):
         unlearn.main(command(measures="behaviour", **options))
     assert not (tmp_path / "run").exists()
