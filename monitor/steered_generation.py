@@ -313,6 +313,8 @@ def _check(
         raise ValueError(f"`strength` must be finite, got {strength}")
     if mode not in MODES:
         raise ValueError(f"`mode` must be one of {', '.join(MODES)}, got {mode!r}")
+    if mode == "replace" and strength < 0:
+        raise ValueError(f"`strength` must be at least 0 where `mode` is 'replace', got {strength}: it is a share")
     if not 0 <= decay <= 1:
         raise ValueError(f"`decay` must be in [0, 1], got {decay}: it is what a step leaves of the strength")
     for name, number in (("max_new_tokens", max_new_tokens), ("batch_tokens", batch_tokens)):

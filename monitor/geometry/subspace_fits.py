@@ -71,8 +71,9 @@ def factor_analysis(x: Tensor, rank: int) -> Subspace:
 
     Notes
     -----
-    scikit-learn's `FactorAnalysis` (maximum likelihood by EM), on one copy of x in the host's memory. With more than
-    256 rows and columns its inner SVDs are randomised (seven power iterations, fixed seed).
+    scikit-learn's `FactorAnalysis` (maximum likelihood by EM), on one copy of x in the host's memory, at unit mean
+    variance: it adds a small fixed number to variances, which would drown those of x in other units. With more than 256
+    rows and columns its inner SVDs are randomised (seven power iterations, fixed seed).
     """
     rows = check_activations(x)
     n, d = rows.shape
@@ -83,7 +84,8 @@ def factor_analysis(x: Tensor, rank: int) -> Subspace:
         model = FactorAnalysis(rank, svd_method="lapack")
     else:
         model = FactorAnalysis(rank, svd_method="randomized", iterated_power=7, random_state=0)
-    loadings = torch.from_numpy(model.fit(rows.cpu().numpy()).components_).to(rows)
+    scale = rows.var(0).mean().sqrt()
+    loadings = torch.from_numpy(model.fit((rows / scale).cpu().numpy()).components_).to(rows)
     return Subspace(leading_directions(loadings, rank, "the factor loadings"), rows.mean(0), "factor_analysis")
 
 

@@ -169,6 +169,13 @@ def load_concept_sets(names: Sequence[str | Path] = CONCEPTS) -> dict[str, Conce
 
     if isinstance(names, (str, Path)):
         raise ValueError(f"`names` must be a sequence of names or files, got {str(names)!r}: put it in a list")
+    if not isinstance(names, Iterable):
+        raise ValueError(f"`names` must be a sequence of names or files, got {names!r}: put it in a list")
+    names = list(names)
+    for name in names:
+        if not isinstance(name, (str, Path)) or not str(name).strip():
+            known = ", ".join((*CONCEPTS, CONTROL))
+            raise ValueError(f"`names` must hold names ({known}) or files, got {name!r}: name one, or leave it out")
     folder = Path(str(files("monitor.stimuli").joinpath("concept_data")))
     sets: dict[str, ConceptSet] = {}
     for name in names:

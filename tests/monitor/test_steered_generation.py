@@ -278,6 +278,7 @@ def test_progress_is_shown_only_when_asked_for(llama, tiny_tokenizer, capsys):
         ({"points": [torch.zeros(2, 5)]}, r"`points` of prompt 0.*got \[2, 5\]"),
         ({"points": torch.tensor([[0.0] * 32, [torch.nan] * 32])}, "`points`.*finite, point 1"),
         ({"strength": float("inf")}, "`strength`.*got inf"),
+        ({"mode": "replace", "strength": -0.5}, "`strength` must be at least 0 where `mode` is 'replace'"),
         ({"mode": "project"}, "`mode`.*add, replace.*'project'"),
         ({"decay": 1.1}, r"`decay`.*\[0, 1\], got 1.1"),
         ({"max_new_tokens": 0}, "`max_new_tokens`.*got 0"),

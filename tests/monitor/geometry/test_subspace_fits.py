@@ -109,6 +109,12 @@ def test_factor_analysis_agrees_with_sklearn_and_does_what_pca_cannot():
     assert degrees(pca(x, 4).basis, basis) > 60
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1e8])
+def test_factor_analysis_does_not_depend_on_units(unit):
+    x, *_ = planted("gaussian", noise=1.0)
+    assert degrees(factor_analysis(unit * x, 4).basis, factor_analysis(x, 4).basis) < 1e-3
+
+
 def test_factor_analysis_of_wide_activations_by_randomised_svds():
     basis = orthonormal(300, 3)
     x = 3 * draw(280, 3, seed=1) @ basis.mT + 0.3 * draw(280, 300, seed=2)

@@ -164,8 +164,12 @@ def test_bundled_names_and_files_together(load, tmp_path):
     assert list(load_concept_sets(["days", tmp_path / "tools.jsonl"])) == ["days", "tools"]
     with pytest.raises(ValueError, match="two concepts named 'days'"):
         load_concept_sets(["days", "days"])
-    with pytest.raises(ValueError, match="put it in a list"):
-        load_concept_sets("days")
+    for names in ("days", None, 3):
+        with pytest.raises(ValueError, match="put it in a list"):
+            load_concept_sets(names)
+    for name in (3, None, "", " "):
+        with pytest.raises(ValueError, match="`names` must hold names .animals, .* or files, got"):
+            load_concept_sets(["days", name])
     with pytest.raises(FileNotFoundError, match="animals, .*random, or a JSON Lines file.*'animal'"):
         load_concept_sets(["animal"])
 
