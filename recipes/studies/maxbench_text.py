@@ -92,11 +92,11 @@ def in_words(records: Sequence[dict]) -> list[str]:
     tasks = [r for r in records if r["table"] == "task" and r["metric"] == "top5"]
     if tasks:
         weak = [f"{r['group']} ({r['value']:.0%})" for r in tasks if r["value"] < 0.7]
+        rest = f"; not for {', '.join(weak)}: where it cannot, there is little to recover" if weak else ""
         sentences.append(
-            "The model names the entity among its five likeliest tokens in 70 % of contexts or more for "
-            + (f"all {len(tasks)} concepts." if not weak else f"all but {', '.join(weak)}: where it cannot, there is "
-               "little to recover.")
-        )  # fmt: skip
+            f"Of {len(tasks)} concepts that it was asked about, the model names the entity among its five likeliest "
+            f"tokens in 70 % of contexts or more for {len(tasks) - len(weak)}{rest}."
+        )
     return sentences
 
 
