@@ -16,7 +16,6 @@ Medians over repeats. Peak memory is the rise of the process's resident set (CPU
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import resource
 import statistics
@@ -32,6 +31,7 @@ from monitor.anatomy import find_anatomy
 from monitor.stimuli.bias import load_bias_stimuli
 from monitor.stimuli.encoding import encode_text
 from recipes.models import load_model, load_tokenizer
+from recipes.summary import write_records
 
 
 def stimuli(limit: int) -> tuple[str, ...]:
@@ -160,15 +160,14 @@ def main(argv: list[str] | None = None) -> list[dict]:
             process.start()
             record["peak_mib"] = queue.get()
             process.join()
-    print(f"{len(texts)} texts, {args.model}, {args.dtype}, {args.device}, token budget {args.token_budget}")
+    out = sys.stderr if args.json == "-" else sys.stdout
+    print(f"{len(texts)} texts, {args.model}, {args.dtype}, {args.device}, token budget {args.token_budget}", file=out)
     for record in records:
         memory = f"{record['peak_mib']:9.0f} MiB" if "peak_mib" in record else ""
-        print(f"{record['reader']:10} {record['ratio_to_bare']:6.2f} x bare {memory}")
+        print(f"{record['reader']:10} {record['ratio_to_bare']:6.2f} x bare {memory}", file=out)
     speedup = statistics.median(times["published"]) / statistics.median(times["pass"])
-    print(f"published / pass: {speedup:.2f}")
-    if args.json:
-        text = json.dumps(records, indent=2)
-        sys.stdout.write(text + "\n") if args.json == "-" else open(args.json, "w").write(text + "\n")
+    print(f"published / pass: {speedup:.2f}", file=out)
+    write_records(records, args.json)
     return records
 
 

@@ -11,7 +11,6 @@ long as all the others together, several times over.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ from recipes.attacks import ATTACKS, SAMPLING, chosen, wants_sampling
 from recipes.concepts import concept_path
 from recipes.models import load_model, load_tokenizer
 from recipes.sampling_attacks import sampling_attacks
+from recipes.summary import write_records
 
 BATCH = 16
 
@@ -95,9 +95,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
             f"{record['attack']:14} {record['seconds']:8.1f} s = {record['training_steps']:7.1f} training steps, "
             f"{record['questions']} questions", file=out,
         )  # fmt: skip
-    if args.json:
-        text = json.dumps(records, indent=2)
-        sys.stdout.write(text + "\n") if args.json == "-" else open(args.json, "w").write(text + "\n")
+    write_records(records, args.json)
     return records
 
 

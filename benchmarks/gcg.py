@@ -14,7 +14,6 @@ that drift of the machine falls on all alike; what each prints is the median, an
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -29,6 +28,7 @@ from monitor.attacks.intact import intact
 from monitor.stimuli.forget_set import load_forget_set
 from recipes.concepts import concept_path
 from recipes.models import load_model, load_tokenizer
+from recipes.summary import write_records
 
 
 class AllRows(TargetLoss):
@@ -104,13 +104,15 @@ def main(argv: list[str] | None = None) -> list[dict]:
         for name in CONTESTANTS
     ]
     parts = " + ".join(str(len(part)) for part in (prompt.before, prompt.slots, prompt.after, prompt.target))
-    print(f"{args.model}, {args.dtype}, {args.device}: {len(found['plain'])} candidates of {parts} tokens")
+    out = sys.stderr if args.json == "-" else sys.stdout
+    print(f"{args.model}, {args.dtype}, {args.device}: {len(found['plain'])} candidates of {parts} tokens", file=out)
     for record in records:
-        print(f"{record['contestant']:12} {record['seconds']:8.3f} s/step {record['times_plain']:6.2f} x plain's speed")
-    print(f"plain / both: {records[-1]['times_plain']:.2f}; losses at most {apart:.1e} apart")
-    if args.json:
-        text = json.dumps(records, indent=2)
-        sys.stdout.write(text + "\n") if args.json == "-" else open(args.json, "w").write(text + "\n")
+        print(
+            f"{record['contestant']:12} {record['seconds']:8.3f} s/step {record['times_plain']:6.2f} x plain's speed",
+            file=out,
+        )
+    print(f"plain / both: {records[-1]['times_plain']:.2f}; losses at most {apart:.1e} apart", file=out)
+    write_records(records, args.json)
     return records
 
 

@@ -10,7 +10,6 @@ know nothing: those should lie within ±2 in about 95 of 100 cases.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 import torch
@@ -21,6 +20,7 @@ from monitor.measures.fragmentation import Fragmentation
 from monitor.stimuli.forget_set import load_forget_set
 from recipes.concepts import concept_path
 from recipes.models import load_model, load_tokenizer, resolve_model
+from recipes.summary import write_records
 
 
 def main(argv: list[str] | None = None) -> list[dict]:
@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", help="also write the records to this file, - for standard output")
     args = parser.parse_args(argv)
+    out = sys.stderr if args.json == "-" else sys.stdout
 
     forget_set = load_forget_set(concept_path(args.forget_set))
     tokenizer = load_tokenizer(args.model)
@@ -44,7 +45,8 @@ def main(argv: list[str] | None = None) -> list[dict]:
         (z,) = [r for r in measure.read(activations, activations) if r.metric == "knowledge_z"]
         records.append({"weights": weights, "pairs": pairs, "layer": z.layer, "knowledge_z": z.value,
                         "low": z.low, "high": z.high, "note": z.note})  # fmt: skip
-        print(f"{weights:10} {pairs:8} layer {z.layer}  z {z.value:6.2f}  [{z.low:.2f}, {z.high:.2f}]", flush=True)
+        reading = f"layer {z.layer}  z {z.value:6.2f}  [{z.low:.2f}, {z.high:.2f}]"
+        print(f"{weights:10} {pairs:8} {reading}", file=out, flush=True)
 
     model = load_model(args.model).to(args.device)
     read("trained", model, "forget", forget)
@@ -57,10 +59,8 @@ def main(argv: list[str] | None = None) -> list[dict]:
         read(f"seed {seed}", random, "forget", forget)
     inside = sum(abs(r["knowledge_z"]) <= 2 for r in records[2:])
     if args.seeds:
-        print(f"random weights within ±2: {inside} of {args.seeds}")
-    if args.json:
-        text = json.dumps(records, indent=2) + "\n"
-        sys.stdout.write(text) if args.json == "-" else open(args.json, "w").write(text)
+        print(f"random weights within ±2: {inside} of {args.seeds}", file=out)
+    write_records(records, args.json)
     return records
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from recipes import unlearn
 from recipes.methods import METHODS
+from recipes.summary import write_records
 
 COLUMNS = (
     ("forget NLL", "behaviour", "forget_nll"),
@@ -77,15 +78,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--measures", nargs="+", default=["behaviour"])
     parser.add_argument("--max_steps", type=int, help="in place of each recipe's own")
-    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--json", help="also write the rows to this file, - for standard output")
     options = parser.parse_args(argv)
     rows = []
     for method in options.methods:
         rows.append(run(method, options))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    print(table(rows))
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    print(table(rows), file=sys.stderr if options.json == "-" else sys.stdout)
+    write_records(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ concept, and below 2 for detectability of four dimensions at every layer (3,400 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ from monitor.stimuli.forget_set import load_forget_set
 from recipes.concepts import concept_path
 from recipes.measures import MEASURES, behaviour, bias_shift, fragmentation
 from recipes.models import load_model, load_tokenizer
+from recipes.summary import write_records
 
 
 def measure_of(name: str, args):
@@ -78,9 +78,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
             f"{name:16} {len(plan.sequences):5} texts: pass {one_pass:7.2f} s, reading {one_reading:6.2f} s, "
             f"(pass + reading) / pass = {records[-1]['ratio']:.2f}", file=out, flush=True,
         )  # fmt: skip
-    if args.json:
-        text = json.dumps(records, indent=2)
-        sys.stdout.write(text + "\n") if args.json == "-" else open(args.json, "w").write(text + "\n")
+    write_records(records, args.json)
     return records
 
 

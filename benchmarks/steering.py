@@ -16,7 +16,6 @@ only the first `--alone` points of each prompt (0: all).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -33,6 +32,7 @@ from monitor.requests import resolve_layer
 from monitor.steered_generation import entering, instruction_prompt, steered_answers
 from monitor.stimuli.instructions import load_instructions
 from recipes.models import load_model, load_tokenizer
+from recipes.summary import write_records
 
 
 def plain_loop(model, tokenizer, prompt: str, point: torch.Tensor, settings: dict) -> str:
@@ -128,15 +128,14 @@ def main(argv: list[str] | None = None) -> list[dict]:
         for name in contestants
     ]
     sizes = f"{args.samples} samples x {len(prompts)} prompts x {args.tokens} tokens"
-    print(f"{args.model}, {args.dtype}, {args.device}: {sizes}")
+    out = sys.stderr if args.json == "-" else sys.stdout
+    print(f"{args.model}, {args.dtype}, {args.device}: {sizes}", file=out)
     for record in records:
         print(
             f"{record['contestant']:12} {record['seconds_a_sample']:8.4f} s/sample {record['times_batched']:6.2f} x "
-            f"batched's time; {record['same_answers']} of {record['answers']} answers the same"
-        )
-    if args.json:
-        text = json.dumps(records, indent=2)
-        sys.stdout.write(text + "\n") if args.json == "-" else open(args.json, "w").write(text + "\n")
+            f"batched's time; {record['same_answers']} of {record['answers']} answers the same", file=out,
+        )  # fmt: skip
+    write_records(records, args.json)
     return records
 
 

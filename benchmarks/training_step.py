@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import multiprocessing
 import statistics
 import sys
@@ -34,6 +33,7 @@ from monitor.anatomy import find_anatomy
 from monitor.stimuli.forget_set import load_forget_set
 from recipes.concepts import concept_path
 from recipes.models import load_model, load_tokenizer
+from recipes.summary import write_records
 from trainers.data import Example, PairCollator
 from trainers.dpo import DPOTrainer
 from trainers.npo import NPOTrainer
@@ -278,10 +278,7 @@ def main(argv: list[str] | None = None) -> None:
         f"memory   NPO / plain fine-tuning {memory['npo'] / memory['plain']:.2f} x "
         f"({memory['npo'] / 2**20:.0f} / {memory['plain'] / 2**20:.0f} MiB)", file=out,
     )  # fmt: skip
-    if options.json == "-":
-        print(json.dumps(records, indent=2))
-    elif options.json:
-        Path(options.json).write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
+    write_records(records, options.json)
 
 
 if __name__ == "__main__":
