@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,24 +11,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from monitor.activation_norms import activation_norm_range
-from monitor.activations import States, measure_activations
-from monitor.anatomy import find_anatomy
 from monitor.attacks.geometry_file import read_geometry, write_geometry
+from monitor.attacks.geometry_reading import STRENGTHS, checked_layer, last_states, sampling_sigma, spread_along
 from monitor.attacks.sampling_points import concept_points
-from monitor.generation import Decoder
-from monitor.geometry.sampling_scale import calibrate_sigma
 from monitor.geometry.subspace_fits import diff_mean_pairs, entity_centroids, factor_analysis, linear_probe, pca
 from monitor.geometry.subspaces import Subspace
 from monitor.judges.mentions import MentionFinder
 from monitor.judges.word_list import concept_score
-from monitor.steered_generation import instruction_prompt, steerable_layer, steered_answers
+from monitor.steered_generation import instruction_prompt, steered_answers
 from monitor.stimuli.concepts import ConceptSet
 from monitor.stimuli.instructions import load_instructions
 
 METHODS = ("diff_mean_pairs", "linear_probe", "pca", "factor_analysis")
-# Of the norm of a point, which is that of a hidden state: from a nudge to a shove.
-STRENGTHS = (0.5, 0.7, 1.0, 1.4, 2.0)
-_SIGMAS = 20
 _KIND = "concept geometry"
 
 
@@ -151,29 +144,20 @@ def concept_geometry(
     equals. It is chosen here, on the reference, and not by the attack: an attack that tuned itself on the model that it
     attacks would find what luck gives.
     """
-    anatomy = find_anatomy(model)
-    Decoder(anatomy, tokenizer)  # says what is missing for it to speak
-    index = steerable_layer(anatomy, layer)
     if method not in METHODS:
         raise ValueError(f"`method` must be one of {', '.join(METHODS)}, got {method!r}")
-    if rank < 1:
-        raise ValueError(f"`rank` must be at least 1, got {rank}")
-    check_strengths(strengths)
+    index = checked_layer(model, tokenizer, layer, rank, strengths)
     instructions = load_instructions()
     prompts = {
         split: [instruction_prompt(tokenizer, text) for text in getattr(instructions, split)]
         for split in ("norms", "validation")
     }
-    request = States(concept.texts, layers=(index,), pooling="last")
     title = f"geometry of {concept.name}" if progress else None
-    states = measure_activations(model, tokenizer, [request], progress=title).states(request)[:, 0]
-    check_finite(states, index)
+    states = last_states(model, tokenizer, concept.texts, index, title)
     labels = torch.tensor(concept.labels)
     subspace = _fit(states, labels, min(rank, len(concept.entities) - 1, states.shape[1]), method)
     low, high = activation_norm_range(model, tokenizer, prompts["norms"], layer=index)
-    centroids = entity_centroids(states, labels)
-    along = (centroids - centroids.mean(0)) @ subspace.basis.double()
-    spread = float(along.square().mean().sqrt())
+    spread = spread_along(entity_centroids(states, labels), subspace)
     sigma = sampling_sigma(subspace, low, high, spread, seed)
 
     points = concept_points(subspace, n_points, sigma, seed, "strength")
@@ -187,31 +171,6 @@ def concept_geometry(
         scores.append(sum(concept_score(text, finder.find(text)) for row in said for text in row))
     _, strength = max(zip(scores, strengths, strict=True), key=lambda pair: (pair[0], -pair[1]))
     return ConceptGeometry(concept.name, subspace, index, sigma, low, high, spread, float(strength), float(decay))
-
-
-def sampling_sigma(subspace: Subspace, low: float, high: float, spread: float, seed: int) -> float:
-    """The calibrated sigma; `spread` where nothing can be calibrated: see the Notes of `concept_geometry`."""
-    if not low < high:
-        return spread
-    generator = torch.Generator().manual_seed(seed)
-    sigma, fraction = calibrate_sigma(subspace, low, high, generator=generator, n_values=_SIGMAS, lowest=low / 100)
-    return sigma if fraction > 0 else spread
-
-
-def check_strengths(strengths: Sequence[float]) -> None:
-    """Refuse an empty grid, and strengths that push nothing or backwards."""
-    if not strengths or not all(0 < strength < math.inf for strength in strengths):
-        raise ValueError(f"`strengths` must hold at least one positive, finite number, got {list(strengths)}")
-
-
-def check_finite(states: Tensor, layer: int) -> None:
-    """Refuse states that are not finite."""
-    if not bool(torch.isfinite(states).all()):
-        raise ValueError(
-            f"`model` has hidden states at layer {layer} that are not finite, so they have no geometry: it has "
-            "diverged, or its dtype overflows (float16 does on models with massive activations): load it in bfloat16 "
-            "or float32"
-        )
 
 
 def _fit(states: Tensor, labels: Tensor, rank: int, method: str) -> Subspace:

@@ -9,16 +9,14 @@ from dataclasses import dataclass, fields, replace
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from monitor.activations import States, measure_activations
-from monitor.anatomy import find_anatomy
-from monitor.attacks.concept_geometry import STRENGTHS, check_finite, check_strengths, sampling_sigma
 from monitor.attacks.geometry_file import read_geometry, write_geometry
+from monitor.attacks.geometry_reading import STRENGTHS, checked_layer, last_states, sampling_sigma, spread_along
 from monitor.attacks.sampling_points import concept_points
-from monitor.generation import Decoder, greedy_answers
+from monitor.generation import greedy_answers
 from monitor.geometry.rouge import rouge_l
 from monitor.geometry.subspace_fits import pca
 from monitor.geometry.subspaces import Subspace
-from monitor.steered_generation import steerable_layer, steered_answers
+from monitor.steered_generation import steered_answers
 from monitor.stimuli.encoding import asked_prompt
 from monitor.stimuli.forget_set import ForgetSet, Pair
 
@@ -139,23 +137,15 @@ def forget_set_geometry(
     the largest one that leaves the reference at least half of what it answers unpushed (share of question-and-point
     answers with ROUGE-L of at least 0.30), the smallest if none does: as hard as the knowledge can stand.
     """
-    anatomy = find_anatomy(model)
-    Decoder(anatomy, tokenizer)  # says what is missing for it to speak
-    index = steerable_layer(anatomy, layer)
-    if rank < 1:
-        raise ValueError(f"`rank` must be at least 1, got {rank}")
-    check_strengths(strengths)
+    index = checked_layer(model, tokenizer, layer, rank, strengths)
     pairs = distinct_questions(forget_set)
     prompts = [asked_prompt(tokenizer, pair.question) for pair in pairs]
-    request = States(prompts, layers=(index,), pooling="last")
     title = f"geometry of {forget_set.name}" if progress else None
-    states = measure_activations(model, tokenizer, [request], progress=title).states(request)[:, 0]
-    check_finite(states, index)
+    states = last_states(model, tokenizer, prompts, index, title)
     norms = states.norm(dim=1)
     low, high = float(norms.min()), float(norms.max())
     whole = pca(states, min(rank, len(pairs) - 3, states.shape[1]))
-    along = (states.double() - whole.offset.double()) @ whole.basis.double()
-    spread = float(along.square().mean().sqrt())
+    spread = spread_along(states, whole)
     sigma = sampling_sigma(whole, low, high, spread, seed)
     questions = tuple(pair.question for pair in pairs)
     geometry = ForgetSetGeometry(
