@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from monitor.attacks.result import AttackResult
 from monitor.rules import FORMS, Condition, check_counts
@@ -156,7 +156,27 @@ def _function_and_config(attack) -> tuple[Callable, Any]:
             f"`attacks` must hold attack functions or (function, config) pairs, got {attack!r}. For one attack with a "
             "config write [(attack, config)]."
         )
+    _check_config(function, config)
     return function, config
+
+
+def _check_config(function: Callable, config) -> None:
+    """Refuse a config of another type than the function says it takes: it would fail in the middle of the run."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__name__", "an attack")
+    if isinstance(config, type):
+        raise ValueError(
+            f"The config of {name} must be an object, got the class {config.__name__}: write {config.__name__}()."
+        )
+    try:
+        wanted = get_type_hints(function).get("config")
+    except (NameError, TypeError):  # a function of the user's, annotated in a way of its own
+        return
+    kinds = [kind for kind in (get_args(wanted) or (wanted,)) if isinstance(kind, type) and kind is not type(None)]
+    if config is not None and kinds and not isinstance(config, tuple(kinds)):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"The config of {name} must be a {expected}, got {config!r}.")
 
 
 def _checked_name(name: str) -> str:

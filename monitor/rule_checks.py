@@ -63,8 +63,8 @@ def _check_scores(rules: Sequence[Rule], attacking: Sequence[AttackWhen]) -> Non
         if _read(rule) not in made or rule.condition.group:
             raise ValueError(
                 f"The rule {str(rule.condition)!r} reads the score of an attack that no rule starts before it"
-                f"{_meant(rule.condition.metric, made)}. Attacks that are started: {', '.join(made) or 'none'}; add an "
-                "AttackWhen with it, as at every so many steps."
+                f"{_meant(rule.condition.metric, made)}. Attacks that are started: {', '.join(made) or 'none'}. Start "
+                'it by a rule of its own, such as AttackWhen({"steps": 100}, [attack], forget_set).'
             )
 
 

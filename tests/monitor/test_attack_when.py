@@ -12,6 +12,8 @@ import torch
 from monitor.attack_run import drop_results_after, result_file, run_attack
 from monitor.attack_when import AttackWhen
 from monitor.attacks.intact import intact
+from monitor.attacks.membership import MembershipConfig
+from monitor.attacks.membership import membership as real_membership
 from monitor.attacks.result import AttackResult
 from monitor.stimuli.forget_set import ForgetSet
 
@@ -117,6 +119,21 @@ def test_configs_reach_the_function():
 def test_what_is_no_attack_is_refused(attacks, message):
     with pytest.raises(ValueError, match=message):
         AttackWhen("end", attacks, PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"pairs": 3}, "config of membership must be a MembershipConfig, got {'pairs': 3}"),
+        (MembershipConfig, r"got the class MembershipConfig: write MembershipConfig\(\)"),
+    ],
+)
+def test_a_config_of_another_type_is_refused_at_once(config, message):
+    with pytest.raises(ValueError, match=message):
+        AttackWhen("end", [(real_membership, config)], PAIRS)
+    with pytest.raises(ValueError, match=message):
+        AttackWhen("end", {"own": (partial(real_membership, reference=None), config)}, PAIRS)
+    AttackWhen("end", [(real_membership, MembershipConfig.quick()), (gcg, {"any": "thing"})], PAIRS)
 
 
 def test_the_forget_set_must_have_been_read():
