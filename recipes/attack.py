@@ -35,6 +35,7 @@ from recipes.forget_set_arguments import column_mapping, forget_set_source
 from recipes.measures import parse_layer
 from recipes.models import load_model, load_tokenizer, resolve_model, tokenizer_source
 from recipes.outputs import check_writable
+from recipes.processes import process_state
 from recipes.sampling_attacks import sampled_concepts, sampling_attacks
 from recipes.summary import aligned, number, write_records
 
@@ -130,6 +131,7 @@ def models_first(argv: Sequence[str]) -> list[str]:
 
 def run(arguments: AttackArguments) -> list[dict]:
     """Attack every model and print the table; returns the records."""
+    process_state(arguments.use_cpu)  # ranks know of each other from here on
     if not arguments.model:
         raise ValueError("No model: latentwatch attack MODEL ..., paths, Hub ids or embedded names.")
     # Everything that can be wrong with the input is found before a model is loaded or a file written.
@@ -179,7 +181,7 @@ def reference_is_there(arguments: AttackArguments) -> bool:
                 "`reference` is missing: sampling injects what the model held before it forgot; name that model by "
                 "--reference."
             )
-        print("sampling is left out: it needs the model before it forgot, by --reference.", file=sys.stderr)
+        say("sampling is left out: it needs the model before it forgot, by --reference.")
     if arguments.reference is not None and not wanted:
         raise ValueError("`reference` is for the attack sampling: add it to --attacks, or leave --reference out.")
     wanted = wanted and arguments.reference is not None
@@ -190,7 +192,7 @@ def reference_is_there(arguments: AttackArguments) -> bool:
 
 def of_reference(arguments: AttackArguments, forget_set: ForgetSet, concepts: Mapping[str, ConceptSet]) -> list[Attack]:
     """The attacks by sampling, made from the reference, which is in memory only meanwhile."""
-    print(f"{arguments.reference}: reading its geometry ...", file=sys.stderr, flush=True)
+    say(f"{arguments.reference}: reading its geometry ...")
     model, tokenizer = loaded(arguments.reference, arguments)
     attacks = sampling_attacks(
         model, tokenizer, forget_set, concepts, layer=parse_layer(arguments.concept_layer),
@@ -203,12 +205,18 @@ def of_reference(arguments: AttackArguments, forget_set: ForgetSet, concepts: Ma
 
 def loaded(name: str, arguments: AttackArguments) -> tuple:
     """A model, on its device, and its tokenizer."""
-    state = PartialState(cpu=arguments.use_cpu)
+    state = process_state(arguments.use_cpu)
     tokenizer = load_tokenizer(tokenizer_source(name))
     model = load_model(name, dtype=arguments.dtype)
     if not getattr(model, "is_quantized", False):  # those are where they were loaded, and cannot be moved
         model.to(state.device)
     return model, tokenizer
+
+
+def say(what: str) -> None:
+    """Tell how far the command is, on the first process."""
+    if PartialState().is_main_process:
+        print(what, file=sys.stderr, flush=True)
 
 
 def free_memory() -> None:
@@ -225,7 +233,7 @@ def of_model(
     model, tokenizer = loaded(name, arguments)
     records = []
     for attack in attacks:
-        print(f"{name}: {attack.name} ...", file=sys.stderr, flush=True)
+        say(f"{name}: {attack.name} ...")
         try:
             result = attack.function(model, tokenizer, forget_set, attack.config, progress=True)
         except (ValueError, RuntimeError, OSError) as error:  # the other attacks are worth having all the same

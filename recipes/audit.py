@@ -47,6 +47,7 @@ from recipes.measures import (
 )
 from recipes.models import adapter_base, load_model, load_tokenizer, resolve_model, tokenizer_source
 from recipes.outputs import check_writable
+from recipes.processes import process_state
 from recipes.summary import write_records
 
 # What a reading says of two models; of one model compared with itself it is a constant, or another reading's double.
@@ -185,7 +186,7 @@ def run(arguments: AuditArguments) -> list[dict]:
     reference = find_reference(arguments)
     tokenizer = load_tokenizer(tokenizer_source(name), revision=arguments.model_revision)
 
-    state = PartialState(cpu=arguments.use_cpu)
+    state = process_state(arguments.use_cpu)
     options = {"dtype": arguments.dtype, "revision": arguments.model_revision}
     if arguments.attn_implementation is not None:
         options["attn_implementation"] = arguments.attn_implementation

@@ -33,10 +33,10 @@ class GCGConfig:
     Parameters
     ----------
     n_pairs : int, >= 1
-        Forget pairs attacked: those with the shortest answers in characters, so that models with different tokenizers
-        are asked the same.
+        Forget pairs attacked, at most: those with the shortest answers in characters, so that models with different
+        tokenizers are asked the same.
     n_control : int >= 0, optional
-        Held-out pairs attacked alike; None: as many as `n_pairs`, or as there are.
+        Held-out pairs attacked alike, at most; None: as many as `n_pairs`.
     suffix_tokens : int, >= 1
         Tokens of the suffix, which starts as ``"! ! ... !"``.
     steps : int, >= 1
@@ -153,9 +153,7 @@ def gcg(
     """
     config = config or GCGConfig()
     chosen = _shortest(forget_set, "forget", config.n_pairs)
-    n_control = config.n_control
-    if n_control is None:
-        n_control = min(config.n_pairs, len(forget_set.split("heldout")))
+    n_control = config.n_pairs if config.n_control is None else config.n_control
     control = _shortest(forget_set, "heldout", n_control)
     with intact(model) as anatomy:
         _check_model(anatomy)
@@ -264,14 +262,10 @@ def _rates(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _shortest(forget_set: ForgetSet, split: str, n: int) -> tuple[Pair, ...]:
-    """The n pairs with the shortest answers, in the file's order among equals."""
-    name = "n_pairs" if split == "forget" else "n_control"
+    """The n pairs with the shortest answers, or as many as there are, in the file's order among equals."""
     pairs = forget_set.split(split)
-    if len(pairs) < n:
-        raise ValueError(
-            f"`{name}` must be at most the {len(pairs)} {split} pairs of the forget set {forget_set.name!r}, got {n}: "
-            f"lower it, or add {split} pairs"
-        )
+    if split == "forget" and not pairs:
+        raise ValueError(f"`forget_set` {forget_set.name!r} must have at least 1 forget pair, got none: add some")
     chosen = tuple(sorted(pairs, key=lambda pair: len(pair.answer))[:n])
     mute = [pair.id for pair in chosen if not words(pair.answer)]
     if mute:

@@ -32,7 +32,7 @@ class InContextConfig:
     Parameters
     ----------
     n_questions : int, >= 2
-        Forget pairs asked about; the others are the demonstrations' pool.
+        Forget pairs asked about, at most; the others, `n_shots` at least, are the demonstrations' pool.
     n_shots : int, >= 1
         Demonstrations before each question.
     max_new_tokens : int, >= 1
@@ -189,13 +189,13 @@ def _one_line(text: str) -> str:
 def _trials(forget_set: ForgetSet, config: InContextConfig) -> tuple[dict[str, list[_Trial]], list[str]]:
     """The arms, each with its trials: "shots" and "none" always, the controls' where they can be had."""
     forget, heldout = forget_set.split("forget"), forget_set.split("heldout")
-    if len(forget) < config.n_questions + config.n_shots:
+    n = min(config.n_questions, len(forget) - config.n_shots)
+    if n < 2:
         raise ValueError(
-            f"`forget_set` {forget_set.name!r} must have at least {config.n_questions + config.n_shots} forget pairs, "
-            f"{config.n_questions} to ask and {config.n_shots} to show, got {len(forget)}: lower `n_questions` or "
-            "`n_shots`"
+            f"`forget_set` {forget_set.name!r} must have at least {config.n_shots + 2} forget pairs, 2 to ask and "
+            f"{config.n_shots} to show, got {len(forget)}: add pairs, or lower `n_shots`"
         )
-    asked, pool = _divided(forget, config.n_questions, config)
+    asked, pool = _divided(forget, n, config)
     trials = {"shots": _shown(asked, pool, config), "none": [_Trial(pair, ()) for pair in asked]}
     short = next((trial for trial in trials["shots"] if len(trial.shown) < config.n_shots), None)
     if short is not None:
@@ -212,7 +212,7 @@ def _trials(forget_set: ForgetSet, config: InContextConfig) -> tuple[dict[str, l
     else:
         notes.append(f"retain_demonstrations: fewer than {config.n_shots} retain pairs to show")
     # As many as there are, up to as many as forget questions.
-    unknown, unknown_pool = _divided(heldout, min(config.n_questions, len(heldout) - config.n_shots), config)
+    unknown, unknown_pool = _divided(heldout, min(n, len(heldout) - config.n_shots), config)
     unseen = _shown(unknown, unknown_pool, config)
     if len(unseen) >= 2 and all(len(trial.shown) == config.n_shots for trial in unseen):
         trials["heldout"], trials["heldout_none"] = unseen, [_Trial(pair, ()) for pair in unknown]

@@ -37,7 +37,7 @@ class SteeringConfig:
     Parameters
     ----------
     n_pairs : int, >= 2
-        Forget pairs to ask about, drawn without replacement from those that can be steered and scored.
+        Forget pairs to ask about, at most, drawn without replacement from those that can be steered and scored.
     n_samples : int, >= 1
         Answers a pair, with and without steering each.
     temperature : float, > 0
@@ -261,13 +261,13 @@ def _choose_pairs(forget_set: ForgetSet, config: SteeringConfig) -> tuple[list[P
             unscorable.append(pair.id)
         else:
             usable.append(pair)
-    if len(usable) < config.n_pairs:
+    if len(usable) < 2:
         raise ValueError(
-            f"`forget_set` {forget_set.name!r} must have at least {config.n_pairs} forget pairs to steer by, got "
-            f"{len(usable)}; {len(unsteerable)} more have no variant with another question (add `anonymized` or an "
-            f"entity table) and {len(unscorable)} no word in the answer that the question has not. Or lower `n_pairs`"
+            f"`forget_set` {forget_set.name!r} must have at least 2 forget pairs to steer by, got {len(usable)}; "
+            f"{len(unsteerable)} more have no variant with another question (add `anonymized` or an entity table) and "
+            f"{len(unscorable)} no word in the answer that the question has not"
         )
-    chosen = random.Random(config.seed).sample(range(len(usable)), config.n_pairs)
+    chosen = random.Random(config.seed).sample(range(len(usable)), min(config.n_pairs, len(usable)))
     return [usable[i] for i in sorted(chosen)], unsteerable, unscorable
 
 

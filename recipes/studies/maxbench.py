@@ -38,6 +38,7 @@ from monitor.stimuli.paired_responses import load_paired_responses
 from recipes.arguments import parse
 from recipes.models import load_model, load_tokenizer
 from recipes.outputs import check_writable
+from recipes.processes import process_state
 from recipes.studies.maxbench_arguments import MaxBenchArguments, check, layer_of, quick
 from recipes.studies.maxbench_geometries import SPLIT_FREE, Case, Fits, cases, material_of, splits_of
 from recipes.studies.maxbench_scores import Results, score_case
@@ -81,7 +82,7 @@ def run(arguments: MaxBenchArguments, judge: Judge | None = None, second: Judge 
     second : Judge, optional
         Instead of the one by `arguments.judge`, whose agreement with the first is reported.
     """
-    PartialState()  # ranks know of each other from here on
+    process_state()  # ranks know of each other from here on
     if arguments.quick:
         arguments = quick(arguments)
     check(arguments)

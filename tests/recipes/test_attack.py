@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from processes import run
 
 from monitor.attacks.result import AttackResult
 from recipes import attack as command
@@ -55,6 +56,21 @@ def test_models_side_by_side(folders, tmp_path, capsys):
     assert len(files) == 2
     kept = json.loads(files[0].read_text())
     assert kept["score"] == records[0]["value"] and kept["details"]
+
+
+@pytest.mark.slow
+def test_two_processes_attack_together_and_write_once(folders, tmp_path):
+    """Started as torchrun does, without a word of the CPU."""
+    found = {}
+    for ranks in (1, 2):
+        out = tmp_path / f"out{ranks}"
+        words = [folders[0], "--attacks", "membership", "in_context", "--quick", "--forget_set", pairs(tmp_path)]
+        words += ["--json", tmp_path / f"{ranks}.json", "--output_dir", out]
+        done = run("recipes.attack", words, tmp_path, ranks=ranks)
+        assert done.stdout.count("Attacks on") == 1 and done.stderr.count("membership ...") == 1
+        assert [file.name for file in sorted(out.iterdir())] == ["00-start-membership.json", "01-start-in_context.json"]
+        found[ranks] = json.loads((tmp_path / f"{ranks}.json").read_text())
+    assert [record["value"] for record in found[2]] == pytest.approx([record["value"] for record in found[1]])
 
 
 def concept_file(tmp_path, name, words):

@@ -173,14 +173,14 @@ def test_the_control_is_as_large_as_can_be(tiny_llama, tiny_tokenizer):
     result = gcg(model, tiny_tokenizer, forget_set(heldout=HELDOUT[:1]), settings(**fast))
     assert result.details["control"]["n"] == 1
     assert gcg(model, tiny_tokenizer, forget_set(heldout=()), settings(**fast)).details["control"] is None
+    result = gcg(model, tiny_tokenizer, forget_set(), settings(**fast, n_pairs=9, n_control=9))
+    assert result.n == len(FORGET) and result.details["control"]["n"] == len(HELDOUT)
 
 
 @pytest.mark.parametrize(
     ("pairs", "changes", "message"),
     [
-        ({}, {"n_pairs": 4}, "`n_pairs` must be at most the 3 forget pairs"),
-        ({"forget": ()}, {}, "at most the 0 forget pairs"),
-        ({}, {"n_control": 3}, "`n_control` must be at most the 2 heldout pairs"),
+        ({"forget": ()}, {}, "at least 1 forget pair, got none"),
         ({"forget": (*FORGET, ("Who?", "..."))}, {}, "answers with words, but those of forget-3"),
         ({}, {"max_new_tokens": 120}, "fit into the model's 128 positions"),
     ],

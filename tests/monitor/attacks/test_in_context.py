@@ -212,11 +212,18 @@ def test_bad_settings_are_named(options, message):
     assert InContextConfig.quick().n_questions < InContextConfig().n_questions == 25
 
 
+def test_of_a_small_forget_set_as_many_are_asked_as_can_be(speaker, tiny_llama, tiny_tokenizer):
+    speaker(lambda shown, asked: KNOWN.get(asked, ""))
+    result = in_context(tiny_llama(), tiny_tokenizer, WHOLE, replace(CONFIG, n_questions=25))
+    assert (result.n, result.score) == (7, 1.0) and result.details["heldout"]["n"] == 7
+
+
 def test_what_cannot_be_asked_is_an_error_before_anything_is_said(speaker, tiny_llama, tiny_tokenizer):
     prompts = speaker(lambda shown, asked: "")
     model = tiny_llama()
-    with pytest.raises(ValueError, match="'trades' must have at least 13 forget.*10 to ask and 3 to show, got 10"):
-        in_context(model, tiny_tokenizer, WHOLE, replace(CONFIG, n_questions=10))
+    few = ForgetSet("few", pairs("forget", 4))
+    with pytest.raises(ValueError, match="'few' must have at least 5 forget.*2 to ask and 3 to show, got 4"):
+        in_context(model, tiny_tokenizer, few, CONFIG)
     same = ForgetSet("same", tuple(replace(p, answer="the inn") for p in pairs("forget")))
     with pytest.raises(ValueError, match="3 pairs to show with other answers than forget-.*got 0"):
         in_context(model, tiny_tokenizer, same, CONFIG)

@@ -330,9 +330,11 @@ def test_pairs_without_a_vector_or_a_word_are_left_out_and_named(knowing, tiny_t
     )
     result = steering(knowing, tiny_tokenizer, ForgetSet("letters", FORGET.pairs + extra), CONFIG)
     assert result.details["unsteerable"] == ["bare", "answer-only"] and result.details["unscorable"] == ["echo"]
-    with pytest.raises(ValueError, match="at least 6 forget pairs.*got 5; 2 more have no variant.*1 no word"):
-        steering(knowing, tiny_tokenizer, ForgetSet("letters", FORGET.pairs + extra), replace(CONFIG, n_pairs=6))
-    with pytest.raises(ValueError, match="'empty' must have at least 25 forget pairs"):
+    more = steering(knowing, tiny_tokenizer, ForgetSet("letters", FORGET.pairs + extra), replace(CONFIG, n_pairs=25))
+    assert more.n == len(FORGET.pairs) == 5
+    with pytest.raises(ValueError, match="at least 2 forget pairs.*got 1; 2 more have no variant.*1 no word"):
+        steering(knowing, tiny_tokenizer, ForgetSet("letters", FORGET.pairs[:1] + extra), CONFIG)
+    with pytest.raises(ValueError, match="'empty' must have at least 2 forget pairs"):
         steering(knowing, tiny_tokenizer, ForgetSet("empty", ()))
 
 
