@@ -81,6 +81,11 @@ def build_rules(
 
         attacks = chosen(arguments.attacks, quick=arguments.quick_attacks, seed=seed)
         when = str(arguments.attack_when)
+        if when not in ("end", "save") and not re.search("[<>=!]", when) and not re.fullmatch(r"0*[1-9]\d*", when):
+            raise ValueError(
+                "`attack_when` must be end, save, a condition such as 'behaviour/forget_nll > 8', or a number of steps "
+                f"above 0, got {when!r}."
+            )
         timed = {"steps": int(when)} if re.fullmatch(r"\d+", when) else when
         options = {} if isinstance(timed, dict) or timed in ("end", "save") else streak
         named = {attack.name: (attack.function, attack.config) for attack in attacks}
