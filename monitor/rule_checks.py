@@ -64,8 +64,8 @@ def _check_scores(rules: Sequence[Rule], attacking: Sequence[AttackWhen]) -> Non
             raise ValueError(
                 f"The rule {str(rule.condition)!r} reads the score of an attack that no rule starts before it"
                 f"{_meant(rule.condition.metric, made)}. Attacks that are started: {', '.join(made) or 'none'}. Start "
-                'it by a rule of its own: AttackWhen({"steps": 100}, [attack], forget_set), or --attacks NAME --attack_when '
-                "100 on the command line."
+                'it by a rule of its own: AttackWhen({"steps": 100}, [attack], forget_set), or on the command line '
+                "--attacks NAME --attack_when 100."
             )
 
 
