@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from monitor.attacks.result import AttackResult
 from monitor.rules import FORMS, Condition, check_counts
@@ -170,12 +171,15 @@ def _check_config(function: Callable, config) -> None:
             f"The config of {name} must be an object, got the class {config.__name__}: write {config.__name__}()."
         )
     try:
-        wanted = get_type_hints(function).get("config")
+        wanted = get_type_hints(function).get("config", Any)
     except (NameError, TypeError):  # a function of the user's, annotated in a way of its own
         return
-    kinds = [kind for kind in (get_args(wanted) or (wanted,)) if isinstance(kind, type) and kind is not type(None)]
-    if config is not None and kinds and not isinstance(config, tuple(kinds)):
-        expected = " or ".join(kind.__name__ for kind in kinds)
+    options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    kinds = [get_origin(option) or option for option in options]
+    if config is None or not all(is_dataclass(kind) or kind is type(None) for kind in kinds):
+        return
+    if not isinstance(config, tuple(kinds)):
+        expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
         raise ValueError(f"The config of {name} must be a {expected}, got {config!r}.")
 
 

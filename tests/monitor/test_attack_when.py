@@ -135,6 +135,10 @@ def test_a_config_of_another_type_is_refused_at_once(config, message):
         AttackWhen("end", {"own": (partial(real_membership, reference=None), config)}, PAIRS)
     AttackWhen("end", [(real_membership, MembershipConfig.quick()), (gcg, {"any": "thing"})], PAIRS)
 
+    def own(model, tokenizer, forget_set, config: dict[str, int] | None = None, *, progress=False): ...
+
+    AttackWhen("end", [(own, {"steps": 3})], PAIRS)
+
 
 def test_the_forget_set_must_have_been_read():
     with pytest.raises(ValueError, match="load_forget_set"):
