@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from monitor.attack_when import Attack
-from monitor.attacks.intact import intact
+from monitor.attacks.intact import intact, weights_checksum
 from monitor.attacks.result import AttackResult
 from monitor.journal import ATTACKS
 from monitor.ranks import from_first, gathered, rank
@@ -30,7 +30,7 @@ def run_attack(
     attack : Attack
     model, tokenizer
         As the attack function takes them. Gradients, modes and random numbers come back as they were whatever the
-        function does; weights are its own business (`monitor.attacks.intact`).
+        function does; weights it must restore itself (`monitor.attacks.intact`), and one that does not has failed.
     trigger : str
         What asked for the attack, for the note.
     seed : int
@@ -72,6 +72,7 @@ def run_attack(
 
 def _attempt(attack: Attack, model, tokenizer, seed: int, progress: bool) -> tuple[AttackResult | None, str]:
     """The result, or why there is none."""
+    result, failure, before = None, "", weights_checksum(model)
     try:
         with intact(model):
             random.seed(seed)
@@ -80,9 +81,15 @@ def _attempt(attack: Attack, model, tokenizer, seed: int, progress: bool) -> tup
             result = attack.run(model, tokenizer, progress)
         if not isinstance(result, AttackResult):
             raise TypeError(f"the attack returned {type(result).__name__} instead of an AttackResult")
-        return result, ""
     except Exception as error:  # whatever it is: an attack must not end the training it looks at
-        return None, f"{type(error).__name__}: {error}"
+        failure = f"{type(error).__name__}: {error}"
+    if weights_checksum(model) != before:
+        changed = (
+            "the attack left the model with other weights, and the training goes on from these: put what changes them "
+            "into `with intact(model, weights=True)` (monitor.attacks.intact)"
+        )
+        failure = f"{failure}; {changed}" if failure else changed
+    return result, failure
 
 
 def _readings(name: str, result: AttackResult, note: str) -> list[Reading]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
+from inspect import signature
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -44,9 +45,10 @@ class AttackWhen:
         checkpoint. ``"end"``: after the last step, before a best model is loaded. ``{"step": n}``: after step n.
         ``{"steps": n}``: after every n-th step.
     attacks : sequence or mapping
-        Attack functions or pairs of function and config, as in ``[membership, (gcg, GCGConfig.quick())]``. An attack
-        is named by its function; a mapping from names to functions or pairs names them otherwise, as is needed where
-        one function is used with two configs.
+        Attack functions or pairs of function and config, as in ``[membership, (gcg, GCGConfig.quick())]``: called as
+        ``function(model, tokenizer, forget_set[, config], progress=...)``, they return an AttackResult and leave the
+        weights as they were (`monitor.attacks.intact.intact`). An attack is named by its function; a mapping from names
+        to functions or pairs names them otherwise, as is needed where one function is used with two configs.
     forget_set : ForgetSet
         What the attacks ask for.
     patience, after_step
@@ -78,6 +80,8 @@ class AttackWhen:
                 f"`forget_set` must be a ForgetSet, got {type(forget_set).__name__}; read a file by `load_forget_set`."
             )
         check_counts(patience, after_step)
+        if not isinstance(once, bool):
+            raise ValueError(f"`once` must be True or False, got {once!r}.")
         self.condition, self.schedule = _parse_when(when)
         if self.condition is None and patience != 1:
             raise ValueError(f"`patience` is for conditions; {self} attacks on schedule, got patience={patience}.")
@@ -157,8 +161,24 @@ def _function_and_config(attack) -> tuple[Callable, Any]:
             f"`attacks` must hold attack functions or (function, config) pairs, got {attack!r}. For one attack with a "
             "config write [(attack, config)]."
         )
+    _check_call(function, config)
     _check_config(function, config)
     return function, config
+
+
+def _check_call(function: Callable, config) -> None:
+    """Refuse a function that cannot be called as attacks are: it would fail in the middle of the run."""
+    try:
+        parameters = signature(function)
+    except ValueError:  # a function in C has none
+        return
+    try:
+        parameters.bind("model", "tokenizer", "forget_set", *(() if config is None else (config,)), progress=False)
+    except TypeError as error:
+        raise ValueError(
+            f"An attack is called as function(model, tokenizer, forget_set{', config' if config is not None else ''}, "
+            f"progress=...), got {getattr(function, '__name__', function)}{parameters}, which cannot be: {error}."
+        ) from None
 
 
 def _check_config(function: Callable, config) -> None:

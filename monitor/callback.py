@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 
 from monitor.activations import DEFAULT_TOKEN_BUDGET, Activations, plan_activations, run_plan
 from monitor.anatomy import find_anatomy
@@ -23,7 +24,7 @@ from monitor.measures.measure import Measure
 from monitor.ranks import barrier, everywhere, rank
 from monitor.readings import Reading
 from monitor.reference import adapter_off, load_stored, other_reference
-from monitor.rule_checks import check_names, parse_rules
+from monitor.rule_checks import check_names, parse_rules, warn_of_idle
 from monitor.schedule import every_steps, measured_after_checkpoint
 from monitor.telling import headlines, log, stand_in_for_best
 from monitor.tensorboard import find_writer, write_hparams, write_layout, write_scalars
@@ -144,6 +145,7 @@ class Monitor(TrainerCallback):
             else:
                 self._set_previous_run_aside(args)
             write_settings(self._folder(args) / SETTINGS, self.measures)
+            warn_of_idle(self.rules, state.max_steps, args.save_strategy != SaveStrategy.NO)
         barrier()
         self._measured_step = self._attacked_step = None
         self._reference = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Collection, Sequence
 
 from monitor.attack_when import Attack, AttackWhen
@@ -102,6 +103,22 @@ def check_names(rules: Sequence[Rule], names: Collection[str]) -> None:
             f"The rule {str(condition)!r} reads {condition.name!r}, which the measure {condition.measure!r} does not "
             f"give. Close to it: {', '.join(close)}."
         )
+
+
+def warn_of_idle(rules: Sequence[Rule], max_steps: int, saves: bool) -> None:
+    """Warn of rules that cannot act in a run of so many steps, with or without checkpoints."""
+    for rule in rules:
+        kind, n = (isinstance(rule, AttackWhen) and rule.schedule) or ("", 0)
+        if rule.after_step >= max_steps or (kind in ("step", "steps") and n > max_steps):
+            why = f"it waits for a later step than the run's last, {max_steps}"
+        elif kind == "step" and n <= rule.after_step:
+            why = f"it attacks after step {n}, and not up to `after_step`, {rule.after_step}"
+        elif kind == "save" and not saves:
+            why = "it waits for checkpoints, and the run writes none (`save_strategy` is 'no')"
+        else:
+            continue
+        name = f"attack at {rule}" if isinstance(rule, AttackWhen) else f"stop when {rule.condition}"
+        warnings.warn(f"The rule to {name} can never act: {why}.", stacklevel=2)
 
 
 def _meant(name: str, names: Sequence[str]) -> str:

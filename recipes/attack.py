@@ -33,7 +33,7 @@ from recipes.attacks import ATTACKS, SAMPLING, Attack, chosen, wants_sampling
 from recipes.concept_arguments import ConceptArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
 from recipes.measures import parse_layer
-from recipes.models import load_model, load_tokenizer, resolve_model, tokenizer_source
+from recipes.models import ModelError, load_model, load_tokenizer, resolve_model, tokenizer_source
 from recipes.outputs import check_writable
 from recipes.processes import process_state
 from recipes.sampling_attacks import sampled_concepts, sampling_attacks
@@ -230,7 +230,13 @@ def of_model(
     name: str, attacks: Sequence[Attack], forget_set: ForgetSet, arguments: AttackArguments, folder: Path | None
 ) -> list[dict]:
     """The records of one model's attacks, which is in memory only meanwhile."""
-    model, tokenizer = loaded(name, arguments)
+    try:
+        model, tokenizer = loaded(name, arguments)
+    except (ModelError, ValueError, RuntimeError, OSError) as error:
+        if len(arguments.model) == 1:
+            raise
+        # What the other models' attacks found is worth having all the same.
+        return [_record(name, attack, None, arguments, f"{type(error).__name__}: {error}") for attack in attacks]
     records = []
     for attack in attacks:
         say(f"{name}: {attack.name} ...")

@@ -102,6 +102,7 @@ def load_model(name: str, *, dtype: str | torch.dtype = "float32", **kwargs: Any
     ValueError
         When `dtype` is not a floating type of torch, or `trust_remote_code` is asked for.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModel, AutoModelForCausalLM
 
     _refuse_remote_code(kwargs)
@@ -111,7 +112,8 @@ def load_model(name: str, *, dtype: str | torch.dtype = "float32", **kwargs: Any
         config = _config(source, kwargs)
         loader = AutoModelForCausalLM if _is_causal(config) else AutoModel
         return loader.from_pretrained(source, dtype=dtype, trust_remote_code=False, **kwargs)
-    except OSError as error:  # transformers' answer to an unknown id, a missing file, and no connection alike
+    # OSError is transformers' answer to an unknown id, a missing file, and no connection alike.
+    except (OSError, SafetensorError) as error:
         raise _not_loaded("model", name, error) from error
 
 
@@ -169,7 +171,7 @@ def _is_causal(config: PretrainedConfig) -> bool:
     return config.model_type in causal and config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
-def _not_loaded(what: str, name: str, error: OSError) -> ModelError:
+def _not_loaded(what: str, name: str, error: Exception) -> ModelError:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return ModelError(
         f"cannot load {what} {name!r}: {reason.rstrip('.')}. "

@@ -22,7 +22,7 @@ class RuleArguments:
         Conditions on readings, each of which stops the run: ``"fragmentation/knowledge_z < 2"``,
         ``"behaviour/retain_nll > 1.5 * start"``, ``"attacks/membership < 0.55"``; see `monitor.rules`.
     patience, after_step : int
-        Measurements in a row at which a condition has to hold, and the step from which on it counts.
+        Measurements in a row at which a condition has to hold, and the step after which they count.
     attacks : list of str, optional
         Attacks on the model in training, of `recipes.attacks.ATTACKS`, or "all". None by default.
     attack_when : str
@@ -35,7 +35,7 @@ class RuleArguments:
         default=None, metadata={"help": "Conditions that stop the run, as 'behaviour/retain_nll > 1.5 * start'."}
     )
     patience: int = field(default=1, metadata={"help": "Measurements in a row at which a condition has to hold."})
-    after_step: int = field(default=0, metadata={"help": "Step from which on conditions count."})
+    after_step: int = field(default=0, metadata={"help": "Conditions count after this step."})
     attacks: list[str] | None = field(
         default=None, metadata={"help": "Attacks on the model (default: none).", "choices": [*ATTACKS, "all"]}
     )
@@ -99,6 +99,10 @@ def build_rules(
         raise ValueError(
             "`attack_when` and `quick_attacks` are for attacks: name some with --attacks, or leave them out."
         )
-    if not rules and (arguments.patience != 1 or arguments.after_step != 0):
-        raise ValueError("`patience` and `after_step` are for conditions: give --stop_when, or leave them out.")
+    conditional = any(rule.condition is not None for rule in rules)
+    if not conditional and (arguments.patience != 1 or arguments.after_step != 0):
+        raise ValueError(
+            "`patience` and `after_step` are for conditions: give --stop_when, or a condition as --attack_when, or "
+            "leave them out."
+        )
     return rules

@@ -248,6 +248,8 @@ def number(value: float | None, low: float | None, high: float | None) -> str:
     """A value with its interval, as a table shows it."""
     if value is None or not math.isfinite(value):
         return "not valid"
+    if 0 < abs(value) < 5e-4:  # four decimals would not tell it from 0
+        return f"{value:.1e}" if low is None or high is None else f"{value:.1e} [{low:.1e}, {high:.1e}]"
     digits = 4 if abs(value) < 0.1 else 2 if abs(value) >= 10 else 3
     text = f"{value:.{digits}f}"
     return text if low is None or high is None else f"{text} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -13,6 +13,8 @@ from torch import nn
 from monitor.anatomy import Anatomy, find_anatomy
 from monitor.undisturbed import evaluation_mode
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
+
 
 @contextmanager
 def intact(model: nn.Module, *, weights: bool = False) -> Iterator[Anatomy]:
@@ -60,3 +62,22 @@ def intact(model: nn.Module, *, weights: bool = False) -> Iterator[Anatomy]:
             p.requires_grad_(requires)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+
+
+def weights_checksum(model: nn.Module) -> list[int]:
+    """A sum over the bits of each parameter, of this rank's part where it is sharded: other weights, other numbers.
+
+    One pass over the weights on their device; sums of 64-bit integers do not depend on the order of summation.
+    """
+    sums = []
+    for parameter in model.parameters():
+        local = parameter.detach()
+        local = local.to_local() if hasattr(local, "to_local") else local
+        bits = local.reshape(-1).view(_BITS[local.element_size()])
+        sums.append(bits.sum(dtype=torch.int64).to(parameter.device))
+    return [number for device in dict.fromkeys(s.device for s in sums) for number in _numbers(sums, device)]
+
+
+def _numbers(sums: list[torch.Tensor], device: torch.device) -> list[int]:
+    """The numbers on one device, fetched at once."""
+    return torch.stack([one for one in sums if one.device == device]).tolist()

@@ -11,7 +11,7 @@ import torch
 
 from monitor.attack_run import drop_results_after, result_file, run_attack
 from monitor.attack_when import AttackWhen
-from monitor.attacks.intact import intact
+from monitor.attacks.intact import intact, weights_checksum
 from monitor.attacks.membership import MembershipConfig
 from monitor.attacks.membership import membership as real_membership
 from monitor.attacks.result import AttackResult
@@ -140,6 +140,20 @@ def test_a_config_of_another_type_is_refused_at_once(config, message):
     AttackWhen("end", [(own, {"steps": 3})], PAIRS)
 
 
+def test_a_function_that_cannot_be_called_as_attacks_are_is_refused_at_once():
+    def silent(model, tokenizer, forget_set): ...
+
+    def bare(model, tokenizer, forget_set, *, progress): ...
+
+    with pytest.raises(ValueError, match=r"called as function\(.*forget_set, progress=...\), got silent"):
+        AttackWhen("end", [silent], PAIRS)
+    AttackWhen("end", [bare], PAIRS)
+    with pytest.raises(ValueError, match=r"forget_set, config, progress=...\), got bare"):
+        AttackWhen("end", [(bare, 3)], PAIRS)
+    with pytest.raises(ValueError, match="`once` must be True or False, got 'no'"):
+        AttackWhen("end", [gcg], PAIRS, once="no")
+
+
 def test_the_forget_set_must_have_been_read():
     with pytest.raises(ValueError, match="load_forget_set"):
         AttackWhen("end", [gcg], "pairs.jsonl")
@@ -235,6 +249,32 @@ def test_a_failure_is_a_reading_and_changes_nothing(attack, tiny_llama, function
     assert not model.training and all(parameter.grad is None for parameter in model.parameters())
     assert torch.random.get_rng_state().equal(state)
     assert not (tmp_path / "attacks").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_that_are_not_put_back_are_a_failure(attack, tiny_llama, fails, tmp_path):
+    def tramples(model, tokenizer, forget_set, config=None, *, progress=False):
+        with torch.no_grad():
+            model.lm_head.weight[0, 0] = torch.nextafter(model.lm_head.weight[0, 0], torch.tensor(9.0))
+        if fails:
+            raise RuntimeError("and it failed")
+        return AttackResult("tramples", 0.5, None, None, None, 1)
+
+    with pytest.warns(UserWarning, match="tramples failed.*left the model with other weights"):
+        (reading,) = attack(tramples)
+    assert not reading.valid and reading.value is None and not (tmp_path / "attacks").exists()
+    assert ("and it failed" in reading.note) is fails
+
+
+def test_the_checksum_tells_weights_apart_in_every_dtype(tiny_llama):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        model = tiny_llama().to(dtype)
+        before = weights_checksum(model)
+        assert weights_checksum(model) == before == weights_checksum(tiny_llama().to(dtype))
+        assert weights_checksum(tiny_llama(1).to(dtype)) != before
+        with torch.no_grad():
+            model.model.layers[0].mlp.up_proj.weight[0, 0] += 0.01
+        assert weights_checksum(model) != before
 
 
 def test_the_user_can_still_interrupt(attack):

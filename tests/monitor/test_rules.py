@@ -10,7 +10,7 @@ from monitor.attacks.result import AttackResult
 from monitor.decisions import Decisions
 from monitor.journal import Journal
 from monitor.readings import Reading
-from monitor.rule_checks import check_names, parse_rules
+from monitor.rule_checks import check_names, parse_rules, warn_of_idle
 from monitor.rules import Condition, StopWhen, Streak, values_by_name
 from monitor.stimuli.forget_set import ForgetSet
 
@@ -356,6 +356,30 @@ def test_rules_may_read_scores_of_attacks_that_others_start():
         SCORED,
     ]
     check_names(parse_rules(rules, MEASURES), {"bias_shift/delta_b"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (StopWhen("a/b < 0", after_step=10), "stop when a/b < 0 can never act.*last, 10"),
+        (AttackWhen({"step": 11}, [gcg], PAIRS), "attack at step 11 can never act.*last, 10"),
+        (AttackWhen({"steps": 12}, [gcg], PAIRS), "attack at every 12 steps can never act"),
+        (AttackWhen({"step": 3}, [gcg], PAIRS, after_step=3), "not up to `after_step`, 3"),
+        (AttackWhen("save", [gcg], PAIRS), "writes none"),
+    ],
+)
+def test_a_rule_that_can_never_act_is_a_warning(rule, message):
+    with pytest.warns(UserWarning, match=message):
+        warn_of_idle([rule], 10, saves=False)
+
+
+def test_rules_that_may_act_are_none(recwarn):
+    rules = [
+        StopWhen("a/b < 0", after_step=9), AttackWhen({"step": 10}, [gcg], PAIRS), AttackWhen("end", [gcg], PAIRS),
+        AttackWhen("a/b < 0", [gcg], PAIRS), AttackWhen("save", [gcg], PAIRS),
+    ]  # fmt: skip
+    warn_of_idle(rules, 10, saves=True)
+    assert not recwarn.list
 
 
 @pytest.mark.filterwarnings("ignore:The rule")

@@ -58,6 +58,19 @@ def test_models_side_by_side(folders, tmp_path, capsys):
     assert kept["score"] == records[0]["value"] and kept["details"]
 
 
+def test_damaged_weights_cost_one_models_attacks_and_not_the_others(folders, tmp_path, capsys):
+    weights = tmp_path / "end" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    words = ["--attacks", "membership", "--quick", "--forget_set", str(pairs(tmp_path)), "--use_cpu"]
+    with pytest.raises(SystemExit, match="1"):
+        command.main([*folders, *words, "--json", str(tmp_path / "found.json")])
+    sound, damaged = json.loads((tmp_path / "found.json").read_text())
+    assert sound["value"] is not None and damaged["value"] is None
+    assert f"cannot load model {folders[1]!r}" in damaged["note"] and damaged["note"] in capsys.readouterr().out
+    with pytest.raises(ModelError, match="cannot load model"):
+        command.main([folders[1], *words])
+
+
 @pytest.mark.slow
 def test_two_processes_attack_together_and_write_once(folders, tmp_path):
     """Started as torchrun does, without a word of the CPU."""

@@ -492,6 +492,7 @@ def test_sampling_injects_what_the_model_held_before_training(
         ({"attack_when": "save"}, "name some with --attacks"),
         ({"quick_attacks": "true"}, "name some with --attacks"),
         ({"patience": "3"}, "give --stop_when"),
+        ({"patience": "3", "attacks": "membership"}, "give --stop_when"),
         ({"attacks": "membership", "attack_when": "0"}, "number of steps above 0, got '0'"),
         ({"attacks": "membership", "attack_when": "sometimes"}, "`attack_when` must be end, save, .*'sometimes'"),
         (
