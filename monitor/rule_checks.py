@@ -61,9 +61,14 @@ def _check_scores(rules: Sequence[Rule], attacking: Sequence[AttackWhen]) -> Non
     for rule in rules:
         if rule.condition is None or rule.condition.measure != ATTACKS:
             continue
-        if _read(rule) not in made or rule.condition.group:
+        if rule.condition.group and _read(rule) in made:
             raise ValueError(
-                f"The rule {str(rule.condition)!r} reads the score of an attack that no rule starts before it"
+                f"The rule {str(rule.condition)!r} reads a group of an attack's score, which has none: write "
+                f"'{ATTACKS}/{rule.condition.metric}'."
+            )
+        if _read(rule) not in made:
+            raise ValueError(
+                f"The rule {str(rule.condition)!r} reads the score of an attack that no rule starts without it"
                 f"{_meant(rule.condition.metric, made)}. Attacks that are started: {', '.join(made) or 'none'}. Start "
                 'it by a rule of its own: AttackWhen({"steps": 100}, [attack], forget_set), or on the command line '
                 "--attacks NAME --attack_when 100."

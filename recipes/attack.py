@@ -33,10 +33,10 @@ from recipes.attacks import ATTACKS, SAMPLING, Attack, chosen, wants_sampling
 from recipes.concept_arguments import ConceptArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
 from recipes.measures import parse_layer
-from recipes.models import ModelError, load_model, load_tokenizer, resolve_model, tokenizer_source
+from recipes.models import ModelError, as_dtype, load_model, load_tokenizer, resolve_model, tokenizer_source
 from recipes.outputs import check_writable
 from recipes.processes import process_state
-from recipes.sampling_attacks import sampled_concepts, sampling_attacks
+from recipes.sampling_attacks import check_concept_numbers, sampled_concepts, sampling_attacks
 from recipes.summary import aligned, number, write_records
 
 
@@ -140,6 +140,8 @@ def run(arguments: AttackArguments) -> list[dict]:
         raise ValueError(f"`model`: {repeated[0]} is given twice.")
     attacks = chosen(arguments.attacks, quick=arguments.quick, seed=arguments.seed)
     forget_set = read_forget_set(arguments)
+    check_concept_numbers(arguments)
+    as_dtype(arguments.dtype)
     samples = reference_is_there(arguments)
     concepts = sampled_concepts(arguments.concepts, forget_set) if samples else {}
     folder = None if arguments.output_dir is None else Path(arguments.output_dir)
@@ -256,15 +258,26 @@ def of_model(
     return records
 
 
+_GAIN = ("gain", "gain_low", "gain_high")  # over the same without the knowledge, where an attack has that arm
+
+
 def _record(
     model: str, attack: Attack, result: AttackResult | None, arguments: AttackArguments, note: str = ""
 ) -> dict:
     found = {} if result is None else result.record()
     return {
         "measure": "attacks", "metric": attack.name, "group": "", "value": found.get("score"), "low": found.get("low"),
-        "high": found.get("high"), "baseline": found.get("baseline"), "n": found.get("n"), "note": note,
+        "high": found.get("high"), "baseline": found.get("baseline"), "n": found.get("n"),
+        **{key: None if result is None else result.details.get(key) for key in _GAIN}, "note": note,
         "model": model, "forget_set": arguments.forget_set, "quick": arguments.quick, "seed": arguments.seed,
     }  # fmt: skip
+
+
+def attacked(attacks: Sequence[Attack], forget_set: ForgetSet) -> list[str]:
+    """What is tried to get back: the forget set, concepts, or both."""
+    concepts = [getattr(attack.config, "concept", None) for attack in attacks]
+    names = [forget_set.name] if None in concepts else []
+    return names + [concept.name for concept in concepts if concept is not None]
 
 
 def report(records: Sequence[dict], attacks: Sequence[Attack], forget_set: ForgetSet) -> str:
@@ -283,14 +296,18 @@ def report(records: Sequence[dict], attacks: Sequence[Attack], forget_set: Forge
                 without = "" if record["baseline"] is None else number(record["baseline"], None, None)
                 n = str(record["n"])
             table.append((attack.name, record["model"], score, without, n))
-    lines = [f"Attacks on {forget_set.name}: higher scores, more came back", "", aligned(table), ""]
+    lines = [f"Attacks on {', '.join(attacked(attacks, forget_set))}: higher scores, more came back", ""]
+    lines += [aligned(table), ""]
     lines += [f"- {attack.name}: {attack.score}" for attack in attacks]
     lines.append("- without: the same score without the attack; intervals are 95 % over questions.")
+    for attack in attacks:
+        for record in records:
+            if record["metric"] == attack.name and record["gain"] is not None:
+                gain = number(record["gain"], record["gain_low"], record["gain_high"])
+                over = "points of no concept" if attack.function is sampling else "no examples"
+                lines.append(f"- {attack.name}, {record['model']}: {gain} more than with {over}")
     if any(attack.function is sampling for attack in attacks):
-        lines.append(
-            "- of sampling: for questions, `without` is with points of no concept; for a concept that share is "
-            "`isotropic` in the details (--output_dir), beside that of another concept's points."
-        )
+        lines.append("- of sampling: what points of another concept bring is in the details (--output_dir).")
     return "\n".join(lines + failed)
 
 

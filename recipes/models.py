@@ -106,7 +106,7 @@ def load_model(name: str, *, dtype: str | torch.dtype = "float32", **kwargs: Any
     from transformers import AutoModel, AutoModelForCausalLM
 
     _refuse_remote_code(kwargs)
-    dtype = _as_dtype(dtype)
+    dtype = as_dtype(dtype)
     source = resolve_model(name)
     try:
         config = _config(source, kwargs)
@@ -139,7 +139,8 @@ def _refuse_remote_code(kwargs: dict[str, Any]) -> None:
         raise ValueError("trust_remote_code: code from a model repository is never run here; got True, leave it out")
 
 
-def _as_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+def as_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """A dtype by its name, or "auto"; another name is a ValueError."""
     import torch
 
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype

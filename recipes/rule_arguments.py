@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from monitor.attacks.sampling import sampling as sampling_attack
 from monitor.rule_checks import parse_rules
 from monitor.rules import StopWhen
 from monitor.stimuli.forget_set import ForgetSet
@@ -90,7 +91,7 @@ def build_rules(
         options = {} if isinstance(timed, dict) or timed in ("end", "save") else streak
         named = {attack.name: (attack.function, attack.config) for attack in attacks}
         wanted = sampled if wants_sampling(arguments.attacks) else ()
-        planned = AttackWhen(timed, {**named, **dict.fromkeys(wanted, sampling)}, forget_set, **options)
+        planned = AttackWhen(timed, {**named, **dict.fromkeys(wanted, sampling_attack)}, forget_set, **options)
         parse_rules([*rules, planned], measures)
         if wanted:
             named |= {attack.name: (attack.function, attack.config) for attack in sampling()}

@@ -11,6 +11,8 @@ from monitor.attacks.sampling import SamplingConfig, sampling
 from monitor.stimuli.concepts import ConceptSet, load_concept_sets
 from monitor.stimuli.forget_set import ForgetSet
 from recipes.attacks import ATTACKS, SAMPLING, Attack
+from recipes.concept_arguments import ConceptArguments
+from recipes.measures import parse_layer
 
 
 def sampled_concepts(names: str | Sequence[str] | None, forget_set: ForgetSet) -> dict[str, ConceptSet]:
@@ -25,6 +27,16 @@ def sampled_concepts(names: str | Sequence[str] | None, forget_set: ForgetSet) -
         distinct_questions(forget_set)
         return {}
     return load_concept_sets([names] if isinstance(names, str) else names)
+
+
+def check_concept_numbers(arguments: ConceptArguments) -> None:
+    """Refuse a layer and a rank that no model has, before one is loaded."""
+    if isinstance(parse_layer(arguments.concept_layer), str):
+        raise ValueError(
+            f"`concept_layer` must be a hidden-state index or a fraction of the depth, got {arguments.concept_layer!r}."
+        )
+    if arguments.concept_rank < 1:
+        raise ValueError(f"`concept_rank` must be at least 1, got {arguments.concept_rank}.")
 
 
 def sampled_names(concepts: Mapping[str, ConceptSet]) -> list[str]:

@@ -50,7 +50,7 @@ from recipes.outputs import check_writable
 from recipes.reinforcement import ReinforcementArguments, reinforce
 from recipes.resuming import check_same_run, find_checkpoint, is_finished, run_record, write_record
 from recipes.rule_arguments import RuleArguments, build_rules
-from recipes.sampling_attacks import sampled_concepts, sampled_names, sampling_attacks
+from recipes.sampling_attacks import check_concept_numbers, sampled_concepts, sampled_names, sampling_attacks
 from recipes.summary import events, print_summary, summarise, write_records
 from recipes.verification import scores_at_start, scores_now, verdict_lines, verdict_sentence, verify
 from trainers.unlearning_config import UnlearningConfig
@@ -160,6 +160,14 @@ def run(
     if not model_arguments.model_name_or_path:
         raise ValueError("`model_name_or_path` is missing: a path, a Hub id or an embedded name (latentwatch models).")
     # Everything that can be wrong with the input is found before a model is loaded or a file written.
+    if arguments.concepts is not None and not (
+        "concept_recovery" in arguments.measures or wants_sampling(arguments.attacks or ())
+    ):
+        raise ValueError(
+            "`concepts` are for the measure concept_recovery and the attack sampling: add one of them, or leave "
+            "--concepts out."
+        )
+    check_concept_numbers(arguments)
     forget_set = read_forget_set(arguments)
     measures = build_measures(arguments, forget_set)
     retain = forget_set.split("retain") if training.needs_retain else None

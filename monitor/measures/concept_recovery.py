@@ -116,6 +116,11 @@ class ConceptRecovery:
         name: str = "concept_recovery",
     ) -> None:
         concepts = load_concept_sets() if concepts is None else concepts
+        if not isinstance(concepts, Mapping) or not all(isinstance(c, ConceptSet) for c in concepts.values()):
+            raise ValueError(
+                "`concepts` must be a mapping of names to ConceptSets, as load_concept_sets(['animals', 'my.jsonl']) "
+                f"returns it, got {concepts!r:.80}."
+            )
         if not concepts:
             raise ValueError(
                 "`concepts` is empty: give at least one concept set, or leave it out for the bundled ones."
@@ -155,6 +160,12 @@ class ConceptRecovery:
     def read(self, now: Activations, reference: Activations) -> list[Reading]:
         """Readings of each concept, then their means; a model whose states are not finite gives invalid ones."""
         layer = resolve_layer(self.layer, now.n_layers)
+        width, before = (side.states(self._negatives).shape[-1] for side in (now, reference))
+        if width != before:
+            raise ValueError(
+                f"`reference` has hidden states of width {before} and the model {width}: their subspaces cannot be "
+                f"compared. Compare with a model of the same architecture, or leave {self.name} out."
+            )
         readings: list[Reading] = []
         for group in self._concepts:
             readings += self._read_concept(group, now, reference, layer)

@@ -36,7 +36,7 @@ from monitor.stimuli.concept_splits import Split
 from monitor.stimuli.concepts import ConceptSet, load_concept_sets
 from monitor.stimuli.paired_responses import load_paired_responses
 from recipes.arguments import parse
-from recipes.models import load_model, load_tokenizer
+from recipes.models import load_model, load_tokenizer, resolve_model
 from recipes.outputs import check_writable
 from recipes.processes import process_state
 from recipes.studies.maxbench_arguments import MaxBenchArguments, check, layer_of, quick
@@ -83,9 +83,9 @@ def run(arguments: MaxBenchArguments, judge: Judge | None = None, second: Judge 
         Instead of the one by `arguments.judge`, whose agreement with the first is reported.
     """
     process_state()  # ranks know of each other from here on
+    check(arguments)
     if arguments.quick:
         arguments = quick(arguments)
-    check(arguments)
     sets = load_concept_sets(arguments.concepts)
     (control,) = load_concept_sets([arguments.control]).values()
     if control.name in sets:
@@ -126,6 +126,9 @@ def compute(
         raise ValueError(
             f"`ranks` must be at most the width of the model, {anatomy.hidden_size}, got {arguments.ranks}"
         )
+    sae = load_sparse_autoencoder(arguments.sae) if arguments.sae else None
+    if arguments.judge and second is None:
+        resolve_model(arguments.judge)
     folder = Path(arguments.output_dir)
     cells = Cells(folder / "cells")
     judge = judge or WordListJudge(
@@ -134,8 +137,8 @@ def compute(
     plan = planned(arguments, sets, splits)
     todo = from_first([item for item in plan if not cells.has(*item, judge.name)])
 
+    write_settings(arguments, folder)
     if todo:
-        sae = load_sparse_autoencoder(arguments.sae) if arguments.sae else None
         states = read_states(
             model, tokenizer, [*sets.values(), control], layer, folder / "states",
             embedding="embedding" in arguments.methods, mixed="factor_mixture" in arguments.methods,
@@ -257,7 +260,7 @@ def whole_splits(plan: Sequence[tuple[Planned, bool]]) -> list[Planned]:
 
 
 def check_same_study(arguments: MaxBenchArguments, folder: Path) -> None:
-    """Cases in a folder are of one setting: write it down, or refuse another one."""
+    """Cases in a folder are of one setting: refuse another one."""
     path = folder / "settings.json"
     settings = {name: getattr(arguments, name) for name in _FIXED}
     if path.is_file():
@@ -266,8 +269,13 @@ def check_same_study(arguments: MaxBenchArguments, folder: Path) -> None:
         if changed:
             said = ", ".join(f"{name} {stored.get(name)!r}, now {settings[name]!r}" for name in changed)
             raise ValueError(f"`output_dir` {folder} has cases of another setting ({said}): give another folder")
-    elif rank() == 0 and not arguments.only_tables:
+
+
+def write_settings(arguments: MaxBenchArguments, folder: Path) -> None:
+    """Write down the setting that the folder's cases will be of."""
+    path = folder / "settings.json"
+    if rank() == 0 and not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+        partial.write_text(json.dumps({name: getattr(arguments, name) for name in _FIXED}, indent=1), encoding="utf-8")
         partial.replace(path)

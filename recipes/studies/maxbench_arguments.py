@@ -73,7 +73,8 @@ class MaxBenchArguments:
     batch_tokens : int
         Tokens in a batch.
     quick : bool
-        Two concepts, few points, prompts and methods: see that all works.
+        At most two concepts, 6 points x 2 prompts, two ranks and strengths, four methods: see that all works. In
+        ``<output_dir>-quick``.
     only_tables : bool
         Tables of the cells that are there; no model is loaded.
     json : str, optional
@@ -119,7 +120,7 @@ class MaxBenchArguments:
     n_bootstrap: int = field(default=1000, metadata={"help": "Resamples of intervals."})
     seed: int = field(default=0, metadata={"help": "Of splits, points and resamples."})
     batch_tokens: int = field(default=16384, metadata={"help": "Tokens in a batch."})
-    quick: bool = field(default=False, metadata={"help": "See that all works: minutes, few points."})
+    quick: bool = field(default=False, metadata={"help": "See that all works, in OUTPUT_DIR-quick."})
     only_tables: bool = field(default=False, metadata={"help": "Tables of the cells that are there."})
     json: str | None = field(default=None, metadata={"help": "Also write the records to this file; '-' for stdout."})
 
@@ -131,13 +132,17 @@ class MaxBenchArguments:
 
 
 def quick(arguments: MaxBenchArguments) -> MaxBenchArguments:
-    """The same on the first two concepts, with less of all; in a folder of its own, as its cells are others."""
+    """The first two concepts, with less of all, or no more than was asked for; in a folder of its own."""
     wanted = ("pca", "diff_mean", "isotropic", "unsteered")
     methods = [name for name in arguments.methods if name in wanted] or arguments.methods[:2]
+    most = {"splits": 1, "validation_prompts": 1, "validation_points": 4, "test_prompts": 2, "points": 6,
+            "max_new_tokens": 10}  # fmt: skip
     return replace(
-        arguments, concepts=arguments.concepts[:2], methods=methods, ranks=[1, 4], splits=1, strengths=[0.3, 0.6],
-        validation_prompts=1, validation_points=4, test_prompts=2, points=6, max_new_tokens=10, task=False,
-        output_dir=f"{arguments.output_dir.rstrip('/')}-quick", quick=False,
+        arguments, concepts=arguments.concepts[:2], methods=methods, task=False, quick=False,
+        ranks=arguments.ranks if len(arguments.ranks) <= 2 else [1, 4],
+        strengths=arguments.strengths if len(arguments.strengths) <= 2 else [0.3, 0.6],
+        output_dir=f"{arguments.output_dir.rstrip('/')}-quick",
+        **{name: min(number, getattr(arguments, name)) for name, number in most.items()},
     )  # fmt: skip
 
 

@@ -331,16 +331,16 @@ SCORED = AttackWhen({"steps": 5}, [membership], PAIRS)
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        (["attacks/membership > 0.6"], "no rule starts before it. Attacks that are started: none"),
+        (["attacks/membership > 0.6"], "no rule starts without it. Attacks that are started: none"),
         (["attacks/membershp > 0.6", SCORED], "did you mean 'membership'"),
-        (["attacks/membership/part > 0.6", SCORED], "no rule starts"),
-        ([AttackWhen("attacks/membership > 0", [membership], PAIRS)], "no rule starts before it"),
+        (["attacks/membership/part > 0.6", SCORED], "which has none: write 'attacks/membership'"),
+        ([AttackWhen("attacks/membership > 0", [membership], PAIRS)], "no rule starts without it"),
         (
             [
                 AttackWhen("attacks/gcg > 0", [membership], PAIRS),
                 AttackWhen("attacks/membership > 0", [gcg], PAIRS),
             ],
-            "no rule starts before it",
+            "no rule starts without it",
         ),
     ],
 )

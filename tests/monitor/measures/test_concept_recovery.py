@@ -178,6 +178,19 @@ def test_bad_parameters_are_named(options, message):
         ConceptRecovery(**given)
 
 
+@pytest.mark.parametrize("concepts", [("days",), "days", {"days": 1}, [concept("beast")]])
+def test_what_is_no_mapping_of_concept_sets_is_refused(concepts):
+    with pytest.raises(ValueError, match="mapping of names to ConceptSets, as load_concept_sets"):
+        ConceptRecovery(concepts)
+
+
+def test_a_reference_of_another_width_is_said(measure):
+    now = planted(measure)
+    narrow = SimpleNamespace(n_layers=4, states=lambda request: now.states(request)[..., :20])
+    with pytest.raises(ValueError, match="width 20 and the model 48.*leave concept_recovery out"):
+        measure.read(now, narrow)
+
+
 def test_an_entity_of_one_clue_is_named():
     single = Entity("owl", "bird", ("owl",), (Context("It hoots: the", 0), Context("It hoots, the", 0)))
     few = ConceptSet("beasts", (*concept("beast", 6).entities, single))

@@ -18,6 +18,7 @@ from monitor.judges.records import read_records
 from monitor.stimuli.concepts import CONCEPTS, load_concept_sets
 from monitor.stimuli.instructions import Instructions
 from recipes.cli import main as command
+from recipes.models import ModelError
 from recipes.studies import maxbench, maxbench_arguments, maxbench_states, maxbench_steering, maxbench_tables
 from recipes.studies.maxbench_arguments import MaxBenchArguments
 from recipes.studies.maxbench_geometries import METHODS, Case, cases, seen_pairs, splits_of
@@ -308,7 +309,8 @@ def test_sentences_say_what_the_numbers_say():
     words = in_words(maxbench_tables.all_tables(found))
     assert words[0].startswith("Affine beats linear for 6 of 6") and "a gain for 0, a loss for 0" in words[0]
     task = [maxbench_tables.record("task", "top5", name, value) for name, value in (("days", 0.9), ("years", 0.2))]
-    assert in_words(task)[-1].startswith("The model names") and "all but years (20%)" in in_words(task)[-1]
+    assert in_words(task)[-1].startswith("Of 2 concepts that it was asked about, the model names")
+    assert "contexts or more for 1; not for years (20%)" in in_words(task)[-1]
 
 
 def test_intervals_are_paired_and_of_the_value():
@@ -421,3 +423,21 @@ def test_quick_is_less_of_the_same_in_a_folder_of_its_own():
     arguments = maxbench_arguments.quick(MaxBenchArguments(quick=True))
     maxbench_arguments.check(arguments)
     assert arguments.concepts == ["animals", "countries"] and arguments.output_dir == "runs/maxbench-quick"
+    assert (arguments.points, arguments.ranks, arguments.strengths) == (6, [1, 4], [0.3, 0.6])
+    own = maxbench_arguments.quick(MaxBenchArguments(points=3, ranks=[2], strengths=[1.0], max_new_tokens=50))
+    assert (own.points, own.ranks, own.strengths, own.max_new_tokens) == (3, [2], [1.0], 10)
+
+
+def test_quick_hides_no_bad_argument(tmp_path):
+    for changes, message in (({"points": 0}, "`points`"), ({"ranks": [0]}, "`ranks`"), ({"splits": 0}, "`splits`")):
+        with pytest.raises(ValueError, match=message):
+            maxbench.run(MaxBenchArguments(quick=True, output_dir=str(tmp_path / "out"), **changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_fails_before_the_first_case_leaves_no_folder(study, tmp_path):
+    sae = {"methods": ["sae"], "sae": str(tmp_path / "none.safetensors")}
+    for changes in ({"layer": "31"}, {"dtype": "bf17"}, {"judge": str(tmp_path / "no-model")}, sae):
+        with pytest.raises((ValueError, OSError, ModelError)):
+            maxbench.run(replace(study, **changes), judge=PlainJudge())
+    assert not Path(study.output_dir).exists()
