@@ -33,6 +33,8 @@ class States:
             raise ValueError("`texts` must be a sequence of strings, got one string; wrap it in a tuple.")
         object.__setattr__(self, "texts", tuple(self.texts))
         if not isinstance(self.layers, str):
+            for layer in self.layers:
+                check_layer(layer)
             object.__setattr__(self, "layers", tuple(map(_told_apart, self.layers)))
         elif self.layers != "all":
             raise ValueError(f"`layers` must be a tuple of layers or 'all', got {self.layers!r}.")
@@ -84,6 +86,7 @@ class TokenStates:
 
     def __post_init__(self) -> None:
         _check_pairs(self)
+        check_layer(self.layer)
         object.__setattr__(self, "layer", _told_apart(self.layer))
 
 
@@ -119,6 +122,15 @@ def _check_texts(name: str, texts: tuple[str, ...]) -> None:
         )
 
 
+def check_layer(layer: int | float) -> None:
+    """Refuse what is a layer of no model."""
+    if isinstance(layer, float):
+        if not 0.0 <= layer <= 1.0:
+            raise ValueError(f"`layer` as a fraction of the depth must be in [0, 1], got {layer}.")
+    elif isinstance(layer, bool) or not isinstance(layer, int):
+        raise ValueError(f"`layer` must be an int or a fraction of the depth as a float, got {layer!r}.")
+
+
 def resolve_layer(layer: int | float, n_layers: int) -> int:
     """Hidden-state index of a layer.
 
@@ -133,12 +145,9 @@ def resolve_layer(layer: int | float, n_layers: int) -> int:
     -------
     index : int in 0..L
     """
+    check_layer(layer)
     if isinstance(layer, float):
-        if not 0.0 <= layer <= 1.0:
-            raise ValueError(f"`layer` as a fraction of the depth must be in [0, 1], got {layer}.")
         return math.floor(layer * n_layers + 0.5)
-    if isinstance(layer, bool) or not isinstance(layer, int):
-        raise ValueError(f"`layer` must be an int or a fraction of the depth as a float, got {layer!r}.")
     if not -(n_layers + 1) <= layer <= n_layers:
         raise ValueError(
             f"`layer` {layer} is out of range: the model has {n_layers} blocks, so hidden states 0 (embeddings) to "

@@ -177,6 +177,8 @@ def read_forget_set(arguments: AttackArguments) -> ForgetSet:
 def reference_is_there(arguments: AttackArguments) -> bool:
     """Whether sampling is asked for and can be had."""
     wanted = wants_sampling(arguments.attacks)
+    if arguments.reference == "adapter_off":
+        raise ValueError("`reference` must be a model here: name the adapter's base model, in place of adapter_off.")
     if wanted and arguments.reference is None:
         if SAMPLING in arguments.attacks:
             raise ValueError(
@@ -299,7 +301,7 @@ def report(records: Sequence[dict], attacks: Sequence[Attack], forget_set: Forge
     lines = [f"Attacks on {', '.join(attacked(attacks, forget_set))}: higher scores, more came back", ""]
     lines += [aligned(table), ""]
     lines += [f"- {attack.name}: {attack.score}" for attack in attacks]
-    lines.append("- without: the same score without the attack; intervals are 95 % over questions.")
+    lines.append("- without: the same without the attack; intervals are 95 % over questions, or prompts and points.")
     for attack in attacks:
         for record in records:
             if record["metric"] == attack.name and record["gain"] is not None:

@@ -129,7 +129,9 @@ def events(lines: Sequence[Mapping]) -> list[str]:
             without = found.get((line["step"], f"{line['metric']}_baseline"))
             score = number(line["value"], line["low"], line["high"])
             told = score if line["valid"] else f"failed, {line['note']}"
-            told += f", {number(without['value'], None, None)} without it" if line["valid"] and without else ""
+            # Of the attack by questions the best of many points counts, and points of no concept are what it is beside.
+            beside = "with points of no concept" if line["metric"] == "sampling" else "without it"
+            told += f", {number(without['value'], None, None)} {beside}" if line["valid"] and without else ""
             sentences.append(f"Attack at step {line['step']}, {line['metric']}: {told}.")
     return sentences
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scipy.stats import binomtest
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +20,7 @@ from monitor.attacks.intact import intact
 from monitor.attacks.result import AttackResult
 from monitor.generation import greedy_answers
 from monitor.geometry.rouge import words
+from monitor.geometry.statistics import share_interval
 from monitor.ranks import gathered, rank, world_size
 from monitor.stimuli.encoding import asked_prompt
 from monitor.stimuli.forget_set import ForgetSet, Pair
@@ -252,11 +252,11 @@ def _record(pair: Pair, found: Found, said: str, plain: str, min_rouge: float) -
 
 def _rates(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     n, hits = len(records), sum(record["success"] for record in records)
-    interval = binomtest(hits, n).proportion_ci(method="wilson")
+    low, high = share_interval(hits, n)
     return {
         "score": hits / n,
-        "low": float(interval.low),
-        "high": float(interval.high),
+        "low": low,
+        "high": high,
         "baseline": sum(record["baseline_success"] for record in records) / n,
     }
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -20,7 +19,7 @@ from monitor.attacks.result import AttackResult
 from monitor.attacks.word_frequency import content_words
 from monitor.generation import greedy_answers
 from monitor.geometry.rouge import rouge_l, words
-from monitor.geometry.statistics import mean_interval
+from monitor.geometry.statistics import share_gain, share_interval
 from monitor.stimuli.encoding import qa_answer, qa_prompt
 from monitor.stimuli.forget_set import ForgetSet, Pair
 
@@ -243,8 +242,7 @@ def _shown(asked: Sequence[Pair], pool: Sequence[Pair], config: InContextConfig)
 def _accuracy(right: Tensor, baseline: Tensor) -> dict[str, float | int]:
     n, hits = len(right), int(right.sum())
     # Wilson's interval: a bootstrap of 25 wrong answers would be certain that none is ever right.
-    interval = stats.binomtest(hits, n).proportion_ci(0.95, method="wilson")
-    low, high = float(interval.low), float(interval.high)
+    low, high = share_interval(hits, n)
     return {"score": hits / n, "low": low, "high": high, "baseline": float(baseline.mean()), "n": n}
 
 
@@ -252,9 +250,8 @@ def _gain(name: str, right: dict[str, Tensor], over: str, seed: int) -> dict[str
     """How much more is right after the concept's demonstrations than in the arm `over`, with its interval."""
     if over not in right:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    change = right["shots"] - right[over]
-    low, high = mean_interval(change, seed=seed)
-    return {name: float(change.mean()), f"{name}_low": low, f"{name}_high": high}
+    gain, low, high = share_gain(right["shots"], right[over], seed)
+    return {name: gain, f"{name}_low": low, f"{name}_high": high}
 
 
 def _recognised(trial: _Trial, text: str) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -22,7 +21,7 @@ from monitor.attacks.result import AttackResult
 from monitor.attacks.sampling_points import concept_points, isotropic_points
 from monitor.generation import Decoder, greedy_answers
 from monitor.geometry.diversity import diversity
-from monitor.geometry.statistics import mean_interval
+from monitor.geometry.statistics import share_gain, share_gain_interval, share_interval
 from monitor.geometry.two_way import two_way_interval
 from monitor.judges.mentions import MentionFinder, named
 from monitor.steered_generation import instruction_prompt, steerable_layer, steered_answers
@@ -191,7 +190,7 @@ def sampling(
     that is not says that it does not read them there: it may keep the concept elsewhere.
 
     A share of exactly 0 or 1 leaves a bootstrap nothing to vary; its interval is Wilson's for as many outcomes as there
-    are points.
+    are points, and that of a gain in which all outcomes agree Newcombe's.
     """
     if config is None:
         raise ValueError(f"`config` of sampling must hold the geometry to sample from: {_HOW}")
@@ -253,7 +252,7 @@ def _concept(model, tokenizer, forget_set: ForgetSet, config: SamplingConfig, pr
             **_triple("isotropic", shares["isotropic"]),
             **_triple("control", shares.get("control")),
             "control_concept": None if config.control is None else config.control.name,
-            **_triple("gain", _gain(hits["steered"] - hits["isotropic"], seed)),
+            **_triple("gain", _gain(hits["steered"], hits["isotropic"], seed)),
             "entities": len(counts),
             "categories": len({category for _, category in mentions}),
             "entity_diversity": spread.entity,
@@ -292,8 +291,7 @@ def _questions(model, tokenizer, forget_set: ForgetSet, config: SamplingConfig, 
         for arm, rows in said.items()
     }
     right = {arm: table.any(1).double() for arm, table in hits.items()}
-    low, high = _wilson(int(right["steered"].sum()), len(pairs))
-    change = right["steered"] - right["isotropic"]
+    low, high = share_interval(int(right["steered"].sum()), len(pairs))
     return AttackResult(
         name=config.name,
         score=float(right["steered"].mean()),
@@ -303,7 +301,7 @@ def _questions(model, tokenizer, forget_set: ForgetSet, config: SamplingConfig, 
         n=len(pairs),
         details={
             "unsteered": float(right["unsteered"].mean()),
-            **_triple("gain", (float(change.mean()), *mean_interval(change, seed=seed))),
+            **_triple("gain", share_gain(right["steered"], right["isotropic"], seed)),
             "mean_steered": float(hits["steered"].double().mean()),
             "mean_isotropic": float(hits["isotropic"].double().mean()),
             **_used(config),
@@ -363,21 +361,22 @@ def _share(hits: Tensor, seed: int) -> tuple[float, float, float]:
     share = float(hits.mean())
     if share in (0.0, 1.0):
         n = hits.shape[1]
-        return share, *_wilson(round(share) * n, n)
+        return share, *share_interval(round(share) * n, n)
     low, high = two_way_interval(hits, seed=seed)
     return share, min(low, share), max(high, share)
 
 
-def _gain(change: Tensor, seed: int) -> tuple[float, float, float]:
-    low, high = two_way_interval(change, seed=seed)
+def _gain(steered: Tensor, isotropic: Tensor, seed: int) -> tuple[float, float, float]:
+    """Mean difference of two tables of hits [prompts, points], with its interval; see the Notes of `sampling`."""
+    change = steered - isotropic
+    if bool((change == change.flatten()[0]).all()):
+        n = change.shape[1]
+        low, high = share_gain_interval(round(float(steered.mean()) * n), round(float(isotropic.mean()) * n), n)
+    else:
+        low, high = two_way_interval(change, seed=seed)
     return float(change.mean()), low, high
 
 
 def _triple(name: str, values: tuple[float, float, float] | None) -> dict[str, float | None]:
     value, low, high = (None, None, None) if values is None else values
     return {name: value, f"{name}_low": low, f"{name}_high": high}
-
-
-def _wilson(hits: int, n: int) -> tuple[float, float]:
-    interval = stats.binomtest(hits, n).proportion_ci(0.95, method="wilson")
-    return max(0.0, float(interval.low)), min(1.0, float(interval.high))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -132,7 +133,10 @@ def load_sparse_autoencoder(
         raise FileNotFoundError(f"path must be a safetensors file with an autoencoder; there is none at {path}")
     if unknown := sorted(set(names or {}) - set(_NAMES)):
         raise ValueError(f"names must map {', '.join(_NAMES)} to names in the file; got the keys {unknown}")
-    tensors = load_file(path, device=str(device))
+    try:
+        tensors = load_file(path, device=str(device))
+    except SafetensorError as error:
+        raise ValueError(f"path must be a safetensors file, and {path} is none: {error}") from error
     found = {}
     for name, usual in _NAMES.items():
         wanted = (names[name],) if names and name in names else usual

@@ -1,8 +1,11 @@
-"""Percentile bootstrap of a mean, over independent, paired or clustered observations."""
+"""Intervals: percentile bootstrap of a mean, over independent, paired or clustered observations, and of shares."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 
 # Resamples drawn at once are bounded by this many indices, so that 100,000 observations do not ask for gigabytes.
@@ -119,3 +122,56 @@ def mean_interval(
     if units < 2:
         return float("nan"), float("nan")
     return percentile_interval(bootstrap_means(values, clusters=clusters, n_bootstrap=n_bootstrap, seed=seed), level)
+
+
+def share_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share, hits of n independent trials.
+
+    Returns
+    -------
+    (low, high) : tuple of float in [0, 1]
+        Around the share. Not without width for no hits or all: a bootstrap of these would claim certainty.
+    """
+    interval = binomtest(hits, n).proportion_ci(level, method="wilson")
+    return max(0.0, float(interval.low)), min(1.0, float(interval.high))
+
+
+def share_gain_interval(hits: int, base: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Newcombe's interval of the difference of two shares, hits of n less base of n.
+
+    Returns
+    -------
+    (low, high) : tuple of float in [-1, 1]
+        For trials that are paired and agree (both arms without a hit, say), where a bootstrap of the differences has
+        nothing to vary; it takes the arms for independent, and is on the long side.
+
+    Notes
+    -----
+    p - q - sqrt((p - l_p)² + (u_q - q)²) to p - q + sqrt((u_p - p)² + (q - l_q)²), l and u of `share_interval`
+    (Newcombe, Statistics in Medicine 1998, method 10).
+    """
+    p, q = hits / n, base / n
+    (low_p, high_p), (low_q, high_q) = share_interval(hits, n, level), share_interval(base, n, level)
+    return p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
+
+
+def share_gain(hits: Tensor, base: Tensor, seed: int = 0) -> tuple[float, float, float]:
+    """How much larger one share is than another of the same n trials, paired.
+
+    Parameters
+    ----------
+    hits, base : Tensor [n] of 0 and 1
+    seed : int
+        Of the bootstrap.
+
+    Returns
+    -------
+    (gain, low, high) : tuple of float in [-1, 1]
+        With the 95 % bootstrap interval over trials; Newcombe's where all trials agree.
+    """
+    change = hits.double() - base.double()
+    if bool((change == change[0]).all()):
+        low, high = share_gain_interval(int(hits.sum()), int(base.sum()), len(change))
+    else:
+        low, high = mean_interval(change, seed=seed)
+    return float(change.mean()), low, high

@@ -4,7 +4,7 @@ fitted on, and can they still be told apart?"""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from monitor.activations import Activations, States, resolve_layer
 from monitor.geometry.auc import auc
-from monitor.geometry.concept_coverage import EntityProbe, angle_summary, coverage, entity_probe, offset_drift
-from monitor.geometry.statistics import mean_interval
+from monitor.geometry.concept_coverage import angle_summary, coverage, entity_probe, offset_drift
+from monitor.geometry.statistics import mean_interval, share_interval
 from monitor.geometry.subspace_fits import diff_mean_pairs
 from monitor.geometry.subspaces import effective_rank
 from monitor.readings import Reading
@@ -23,6 +23,8 @@ from monitor.stimuli.concepts import CONTROL, ConceptSet, load_concept_sets
 # With fewer, a fold would fit a subspace to the differences of one or two values.
 MIN_ENTITIES = 5
 _HELD_OUT = ("coverage", "coverage_reference", "exclusion", "exclusion_reference")
+_MOVED = ("angle_mean", "angle_max", "offset_drift")
+_PROBE = ("probe_accuracy", "probe_null", "probe_p")
 _ABOUT = {
     "coverage": ("more of the values it was not fitted on lies in the concept's subspace", (0.0, 1.0)),
     "coverage_reference": ("the values differ along the directions of the reference", (0.0, 1.0)),
@@ -129,16 +131,20 @@ class ConceptRecovery:
             _check_concept(group, concept)
         for parameter, number, least in (
             ("rank", rank, 1), ("n_folds", n_folds, 2), ("n_permutations", n_permutations, 20),
-            ("n_bootstrap", n_bootstrap, 1),
+            ("n_bootstrap", n_bootstrap, 100), ("seed", seed, 0),
         ):  # fmt: skip
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ValueError(f"`{parameter}` must be a whole number of at least {least}, got {number!r}.")
+        if seed >= 2**32:
+            raise ValueError(f"`seed` must be below 2**32, got {seed}.")
         if pooling not in POOLINGS:
             raise ValueError(f"`pooling` must be one of {', '.join(POOLINGS)}, got {pooling!r}.")
         if negatives is None:
             negatives = load_concept_sets((CONTROL,))[CONTROL].texts
-        if len(negatives) < 2:
-            raise ValueError(f"`negatives` must hold at least two texts, got {len(negatives)}.")
+        if isinstance(negatives, str):
+            raise ValueError("`negatives` must be a sequence of texts, got one string: put it in a list.")
+        if len(set(negatives)) < 2:
+            raise ValueError(f"`negatives` must hold at least two different texts, got {len(set(negatives))}.")
         self.name = name
         self.layer, self.rank, self.n_folds = layer, rank, n_folds
         self.n_permutations, self.n_bootstrap, self.seed = n_permutations, n_bootstrap, seed
@@ -158,13 +164,20 @@ class ConceptRecovery:
         return (*self._requests.values(), self._negatives)
 
     def read(self, now: Activations, reference: Activations) -> list[Reading]:
-        """Readings of each concept, then their means; a model whose states are not finite gives invalid ones."""
+        """Means over the concepts, then each concept's readings; those that states do not allow are invalid.
+
+        Raises
+        ------
+        ValueError
+            For a reference of another width or depth: subspaces of two architectures cannot be compared.
+        """
         layer = resolve_layer(self.layer, now.n_layers)
         width, before = (side.states(self._negatives).shape[-1] for side in (now, reference))
-        if width != before:
+        if (width, now.n_layers) != (before, reference.n_layers):
             raise ValueError(
-                f"`reference` has hidden states of width {before} and the model {width}: their subspaces cannot be "
-                f"compared. Compare with a model of the same architecture, or leave {self.name} out."
+                f"`reference` has {reference.n_layers} layers of width {before} and the model {now.n_layers} of width "
+                f"{width}: their subspaces cannot be compared. Compare with a model of the same architecture, or leave "
+                f"{self.name} out."
             )
         readings: list[Reading] = []
         for group in self._concepts:
@@ -181,37 +194,42 @@ class ConceptRecovery:
         labels, clues = torch.tensor(concept.labels), torch.tensor(concept.clues)
         rank = min(self.rank, _smallest_fit(len(concept.entities), self.n_folds) - 1, states[0].shape[1])
         note = "" if rank == self.rank else f"rank {rank}: {len(concept.entities)} entities allow no more"
-        held = held_out_values(*states, others[0], labels, rank, self.n_folds, self.seed)
-        readings = [self._mean(group, metric, layer, getattr(held, metric), note) for metric in _HELD_OUT]
-        now_whole, reference_whole = (diff_mean_pairs(x, labels, rank) for x in states)
-        angles = angle_summary(now_whole, reference_whole)
-        centres = _centroids(states[0], labels)
-        for metric, value in (
-            ("angle_mean", angles.mean), ("angle_max", angles.largest),
-            ("offset_drift", offset_drift(now_whole, reference_whole, others[1].mean(0))),
-            ("effective_rank", float(effective_rank(centres - centres.mean(0)))),
-        ):  # fmt: skip
-            readings.append(self._reading(group, metric, layer, value, note=note if "angle" in metric else ""))
-        return readings + self._probe(
-            group, layer, entity_probe(states[0], labels, clues, self.n_permutations, self.seed)
+        centres, centres_before = (_centroids(x, labels) for x in states)
+        parts: tuple[tuple[tuple[str, ...], Callable[[], list[tuple]]], ...] = (
+            (_HELD_OUT, lambda: self._held_out(states, others[0], labels, rank)),
+            (_MOVED, lambda: _moved(*states, others[1], labels, rank)),
+            (("effective_rank",), lambda: [(float(effective_rank(_spread(centres))), None, None)]),
+            (_PROBE, lambda: self._probe(states[0], labels, clues)),
         )
+        readings = []
+        for metrics, part in parts:
+            try:
+                if metrics in (_HELD_OUT, _MOVED):
+                    _spread(centres), _spread(centres_before, "in the reference ")
+                values, why = part(), note if metrics in (_HELD_OUT, _MOVED) else ""
+            except ValueError as error:  # states without any spread, as of a collapsed model, have no geometry
+                values, why = [(None, None, None)] * len(metrics), str(error)
+            readings += [self._reading(group, m, layer, *value, why) for m, value in zip(metrics, values, strict=True)]
+        return readings
+
+    def _held_out(self, states: Sequence[Tensor], others: Tensor, labels: Tensor, rank: int) -> list[tuple]:
+        held = held_out_values(*states, others, labels, rank, self.n_folds, self.seed)
+        values = [getattr(held, metric) for metric in _HELD_OUT]
+        return [(float(v.mean()), *mean_interval(v, n_bootstrap=self.n_bootstrap, seed=self.seed)) for v in values]
+
+    def _probe(self, states: Tensor, labels: Tensor, clues: Tensor) -> list[tuple]:
+        probe = entity_probe(states, labels, clues, self.n_permutations, self.seed)
+        if probe.accuracy in (0.0, 1.0):  # nothing for a bootstrap to vary, and no certainty
+            n = len(probe.by_entity)
+            low, high = share_interval(round(probe.accuracy) * n, n)
+        else:
+            low, high = mean_interval(probe.by_entity, n_bootstrap=self.n_bootstrap, seed=self.seed)
+        return [(probe.accuracy, low, high), (probe.null_mean, None, None), (probe.p, None, None)]
 
     def _others(self, group: str, side: Activations) -> Tensor:
         """States of every text that is not the concept's, [n, d]."""
         requests = [self._negatives, *(request for other, request in self._requests.items() if other != group)]
         return torch.cat([side.states(request)[:, 0] for request in requests])
-
-    def _probe(self, group: str, layer: int, probe: EntityProbe) -> list[Reading]:
-        low, high = mean_interval(probe.by_entity, n_bootstrap=self.n_bootstrap, seed=self.seed)
-        return [
-            self._reading(group, "probe_accuracy", layer, probe.accuracy, low, high),
-            self._reading(group, "probe_null", layer, probe.null_mean),
-            self._reading(group, "probe_p", layer, probe.p),
-        ]
-
-    def _mean(self, group: str, metric: str, layer: int, values: Tensor, note: str) -> Reading:
-        low, high = mean_interval(values, n_bootstrap=self.n_bootstrap, seed=self.seed)
-        return self._reading(group, metric, layer, float(values.mean()), low, high, note)
 
     def _reading(self, group, metric, layer, value, low=None, high=None, note="") -> Reading:
         higher_means, limits = _ABOUT[metric]
@@ -226,7 +244,7 @@ class ConceptRecovery:
             of_metric = [r for r in readings if r.metric == metric]
             valid = [r.value for r in of_metric if r.valid]
             left = [r.group for r in of_metric if not r.valid]
-            note = f"without {', '.join(left)}, whose states are not finite" if left else ""
+            note = f"without {', '.join(left)}, which could not be read" if left else ""
             means.append(self._reading("", metric, layer, sum(valid) / len(valid) if valid else None, note=note))
         return means
 
@@ -279,9 +297,25 @@ def held_out_values(
     return HeldOut(**found)
 
 
+def _moved(now: Tensor, reference: Tensor, negatives: Tensor, labels: Tensor, rank: int) -> list[tuple]:
+    """Values of `_MOVED`; `negatives` are states of the reference."""
+    here, there = (diff_mean_pairs(x, labels, rank) for x in (now, reference))
+    angles = angle_summary(here, there)
+    drift = offset_drift(here, there, negatives.mean(0))
+    return [(value, None, None) for value in (angles.mean, angles.largest, drift)]
+
+
 def _centroids(states: Tensor, labels: Tensor) -> Tensor:
     """Mean state of each entity, [E, d]."""
     return torch.stack([states[labels == entity].mean(0) for entity in range(int(labels.max()) + 1)])
+
+
+def _spread(centres: Tensor, where: str = "") -> Tensor:
+    """Centroids [E, d] around their mean; raises where they differ by rounding alone."""
+    around = centres - centres.mean(0)
+    if float(around.norm()) <= 1e-6 * float(centres.norm()):
+        raise ValueError(f"the values' mean states must vary, {where}they are all equal or next to it")
+    return around
 
 
 def _smallest_fit(n_entities: int, n_folds: int) -> int:

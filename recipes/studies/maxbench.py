@@ -127,6 +127,11 @@ def compute(
             f"`ranks` must be at most the width of the model, {anatomy.hidden_size}, got {arguments.ranks}"
         )
     sae = load_sparse_autoencoder(arguments.sae) if arguments.sae else None
+    if sae is not None and sae.W_enc.shape[0] != anatomy.hidden_size:
+        raise ValueError(
+            f"`sae` {arguments.sae} reads states of width {sae.W_enc.shape[0]}, the model has {anatomy.hidden_size}: "
+            "give an autoencoder of this model's layer"
+        )
     if arguments.judge and second is None:
         resolve_model(arguments.judge)
     folder = Path(arguments.output_dir)
@@ -135,12 +140,17 @@ def compute(
         model, tokenizer, max_new_tokens=arguments.max_new_tokens, batch_tokens=arguments.batch_tokens // 2
     )
     plan = planned(arguments, sets, splits)
+    if not plan:
+        raise ValueError(
+            f"`methods` {', '.join(arguments.methods)} have no case for the concepts {', '.join(sets)}: a spline needs "
+            "an ordered concept"
+        )
     todo = from_first([item for item in plan if not cells.has(*item, judge.name)])
 
-    write_settings(arguments, folder)
     if todo:
         states = read_states(
             model, tokenizer, [*sets.values(), control], layer, folder / "states",
+            of=f"{arguments.model} {arguments.dtype}",
             embedding="embedding" in arguments.methods, mixed="factor_mixture" in arguments.methods,
         )  # fmt: skip
         low, high = norm_range(states[INSTRUCTIONS])
@@ -161,6 +171,7 @@ def compute(
                     material = material_of(concept, splits[name][split], states, control.name)
                     fits = (name, split), Fits(material, of_split, sae, arguments.components, arguments.seed, learn)
                 records = steer_case(steerable, judge, concept, split, case, fits[1].geometry(case))
+            write_settings(arguments, folder)  # not before: a folder without a case is of no setting yet
             if rank() == 0:
                 cells.write(records, name, split, case, judge.name)
     if arguments.task:

@@ -24,7 +24,7 @@ _EMBEDDING = ".embedding"
 
 def read_states(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, sets: Sequence[ConceptSet], layer: int | float, folder: Path,
-    *, embedding: bool, mixed: bool,
+    *, of: str, embedding: bool, mixed: bool,
 ) -> dict[str, Tensor]:  # fmt: skip
     """States of contexts, names and instructions.
 
@@ -36,6 +36,8 @@ def read_states(
     layer : int or float
     folder : Path
         A file a concept; what is there, and of the same texts, is not read again.
+    of : str
+        What the states are of, beside the texts: the model's name and dtype.
     embedding : bool
         Read the embeddings of the entities' forms as well.
     mixed : bool
@@ -60,7 +62,7 @@ def read_states(
             # With the space in front that they have in a sentence; without it the tokens are others.
             forms = tuple(f" {form}" for entity in concept.entities for form in entity.forms)
             requests[concept.name + _EMBEDDING] = States(forms, layers=(0,), pooling="mean_no_sink")
-    states = _read(model, tokenizer, requests, folder)
+    states = _read(model, tokenizer, requests, folder, of)
     if mixed:
         states["mixed"] = torch.cat([rows for name, rows in states.items() if not name.endswith(_EMBEDDING)])
     return states
@@ -71,8 +73,8 @@ def typical_norm(states: Mapping[str, Tensor]) -> float:
     return float(states[INSTRUCTIONS].norm(dim=1).median())
 
 
-def _read(model, tokenizer, requests: Mapping[str, States], folder: Path) -> dict[str, Tensor]:
-    stored = from_first({name: _load(folder / f"{name}.safetensors", _digest(r)) for name, r in requests.items()})
+def _read(model, tokenizer, requests: Mapping[str, States], folder: Path, of: str) -> dict[str, Tensor]:
+    stored = from_first({name: _load(folder / f"{name}.safetensors", _digest(r, of)) for name, r in requests.items()})
     missing = {name: request for name, request in requests.items() if stored[name] is None}
     if missing:
         read = measure_activations(model, tokenizer, list(missing.values()), progress="States")
@@ -82,7 +84,7 @@ def _read(model, tokenizer, requests: Mapping[str, States], folder: Path) -> dic
                 folder.mkdir(parents=True, exist_ok=True)
                 path = folder / f"{name}.safetensors"
                 partial = path.with_suffix(".partial")
-                save_file({"states": stored[name]}, partial, metadata={"texts": _digest(request)})
+                save_file({"states": stored[name]}, partial, metadata={"texts": _digest(request, of)})
                 partial.replace(path)
     return {name: stored[name] for name in requests}
 
@@ -94,7 +96,7 @@ def _load(path: Path, digest: str) -> Tensor | None:
         return file.get_tensor("states") if (file.metadata() or {}).get("texts") == digest else None
 
 
-def _digest(request: States) -> str:
-    """Of the texts, the layer and the pooling. Another model or dtype is another study, see `maxbench_cells`."""
-    said = repr((tuple(request.texts), tuple(request.layers), request.pooling))
+def _digest(request: States, of: str) -> str:
+    """Of the model's name, the texts, the layer and the pooling."""
+    said = repr((of, tuple(request.texts), tuple(request.layers), request.pooling))
     return hashlib.sha256(said.encode()).hexdigest()

@@ -88,7 +88,10 @@ def in_words(records: Sequence[dict]) -> list[str]:
         named = first if form == "none" else f"{first} ({form})"
         low, high = round(best["low"]), round(best["high"])
         sure = "surely first" if high == 1 else f"its place is {low} to {high} in 95 % of resamples"
-        sentences.append(f"Best of {len(places)} methods and forms by MAxBench: {named}; {sure}.")
+        best_of = f"Best of {len(places)} methods and forms by MAxBench"
+        scores = {r["value"] for r in records if r["table"] == "ranking" and r["metric"] == "maxbench"}
+        told = f"{named}; {sure}" if len(scores) > 1 else "none, all are equal"
+        sentences.append(f"{best_of}: {told}.")
     tasks = [r for r in records if r["table"] == "task" and r["metric"] == "top5"]
     if tasks:
         weak = [f"{r['group']} ({r['value']:.0%})" for r in tasks if r["value"] < 0.7]

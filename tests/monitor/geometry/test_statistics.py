@@ -5,7 +5,14 @@ import pytest
 import torch
 from scipy import stats
 
-from monitor.geometry.statistics import bootstrap_means, mean_interval, percentile_interval
+from monitor.geometry.statistics import (
+    bootstrap_means,
+    mean_interval,
+    percentile_interval,
+    share_gain,
+    share_gain_interval,
+    share_interval,
+)
 
 
 def coverage(draw, n_runs=400, truth=0.0):
@@ -90,6 +97,25 @@ def test_percentiles_are_numpys():
     samples = torch.randn(137, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     assert np.allclose(percentile_interval(samples, 0.9), np.quantile(samples.numpy(), [0.05, 0.95]))
     assert np.isnan(percentile_interval(torch.tensor([0.0, float("nan")]))).all()
+
+
+def test_shares_have_wilsons_interval_and_their_difference_newcombes():
+    assert share_interval(7, 20) == pytest.approx(stats.binomtest(7, 20).proportion_ci(method="wilson"))
+    assert share_interval(0, 10)[0] == 0.0 and share_interval(10, 10)[1] == 1.0
+    # Newcombe 1998, table II, example (a) is of 56/70 and 48/80; with equal sizes: 9/10 less 3/10.
+    low, high = share_gain_interval(9, 3, 10)
+    assert (low, high) == (pytest.approx(0.1705, abs=2e-3), pytest.approx(0.8091, abs=2e-3))
+    assert share_gain_interval(3, 9, 10) == (pytest.approx(-high), pytest.approx(-low))
+
+
+def test_a_gain_of_trials_that_all_agree_is_not_certain():
+    none, all_right = torch.zeros(10), torch.ones(10)
+    gain, low, high = share_gain(none, none)
+    assert gain == 0.0 and low == -high and high == pytest.approx(share_interval(0, 10)[1])
+    gain, low, high = share_gain(all_right, none)
+    assert gain == 1.0 and 0.5 < low < 1.0 and high == pytest.approx(1.0)
+    mixed = torch.tensor([1.0, 0, 1, 1, 0, 0, 1, 0, 0, 1])
+    assert share_gain(mixed, none, 3)[1:] == mean_interval(mixed, seed=3)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from monitor.activations import measure_activations
+from monitor.geometry.concept_coverage import EntityProbe
 from monitor.measures.concept_recovery import ConceptRecovery
 from monitor.stimuli.concepts import ConceptSet, Context, Entity, load_concept_sets
 
@@ -170,6 +172,17 @@ def test_it_reads_a_model(tiny_llama, tiny_tokenizer):
         ({"n_permutations": 3}, "`n_permutations`"),
         ({"pooling": "first"}, "`pooling` must be one of"),
         ({"negatives": ["one"]}, "`negatives` must hold at least two"),
+        ({"negatives": ["one", "one"]}, "at least two different texts, got 1"),
+        ({"negatives": "text"}, "`negatives` must be a sequence of texts, got one string"),
+        ({"negatives": [3, 4]}, "must hold non-blank strings"),
+        ({"n_bootstrap": 1}, "`n_bootstrap` must be a whole number of at least 100, got 1"),
+        ({"seed": "x"}, "`seed` must be a whole number of at least 0, got 'x'"),
+        ({"seed": -1}, "`seed`"),
+        ({"seed": 2**70}, "`seed` must be below"),
+        ({"layer": "0.8"}, "`layer` must be an int or a fraction"),
+        ({"layer": 1.5}, r"`layer` as a fraction of the depth must be in \[0, 1\], got 1.5"),
+        ({"layer": float("nan")}, "`layer` as a fraction"),
+        ({"layer": True}, "`layer` must be an int"),
     ],
 )
 def test_bad_parameters_are_named(options, message):
@@ -184,11 +197,56 @@ def test_what_is_no_mapping_of_concept_sets_is_refused(concepts):
         ConceptRecovery(concepts)
 
 
-def test_a_reference_of_another_width_is_said(measure):
+def test_a_reference_of_another_architecture_is_said(measure):
     now = planted(measure)
     narrow = SimpleNamespace(n_layers=4, states=lambda request: now.states(request)[..., :20])
-    with pytest.raises(ValueError, match="width 20 and the model 48.*leave concept_recovery out"):
+    with pytest.raises(
+        ValueError, match="4 layers of width 20 and the model 4 of width 48.*leave concept_recovery out"
+    ):
         measure.read(now, narrow)
+    with pytest.raises(ValueError, match="9 layers of width 48 and the model 4"):
+        measure.read(now, SimpleNamespace(n_layers=9, states=now.states))
+
+
+def collapsed(states, jitter=0.0):
+    """One state for all texts of a request, but for the rounding of a pass."""
+
+    def first(request):
+        every = states.states(request)
+        noise = torch.randn(every.shape, generator=torch.Generator().manual_seed(5))
+        return every[:1].expand_as(every) * (1 + jitter * noise)
+
+    return SimpleNamespace(n_layers=4, states=first)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1e-7])
+def test_a_collapsed_model_gives_invalid_readings_and_no_error(measure, jitter):
+    whole = planted(measure)
+    flat = collapsed(whole, jitter)
+    for now, reference in ((flat, whole), (whole, flat), (flat, flat)):
+        readings = measure.read(now, reference)
+        assert {(r.metric, r.group) for r in readings} == {(r.metric, r.group) for r in measure.read(whole, whole)}
+        assert all(r.value is None or math.isfinite(r.value) for r in readings)
+        found = values(readings)
+        for metric in ("coverage", "exclusion", "angle_mean", "offset_drift"):
+            assert not found[metric].valid and "must vary" in found[metric].note
+        assert found["probe_p"].valid
+    assert values(measure.read(whole, flat))["effective_rank"].valid, "it is of the model alone"
+    blind = values(measure.read(flat, whole))
+    assert not blind["effective_rank"].valid
+    assert blind["probe_accuracy"].value < 0.2 and blind["probe_p"].value > 0.05
+
+
+def test_no_value_told_apart_is_no_certainty(measure, monkeypatch):
+    states = planted(measure)
+
+    def probe(*_):
+        return EntityProbe(0.0, 0.05, 0.01, 1.0, torch.zeros(ENTITIES, dtype=torch.float64))
+
+    monkeypatch.setattr("monitor.measures.concept_recovery.entity_probe", probe)
+    found = values(measure.read(states, states))["probe_accuracy"]
+    expected = binomtest(0, ENTITIES).proportion_ci(method="wilson")
+    assert (found.low, found.high) == (pytest.approx(expected.low), pytest.approx(expected.high)) and found.high > 0.1
 
 
 def test_an_entity_of_one_clue_is_named():

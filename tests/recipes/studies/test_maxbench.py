@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from monitor.geometry.subspace_fits import pca
 from monitor.judges.judgement import Judgement
@@ -185,9 +186,11 @@ def test_every_method_finds_a_geometry(study):
     model, tokenizer = maxbench.load_model(study.model), maxbench.load_tokenizer(study.model)
     folder = Path(study.output_dir) / "states"
     asked = tokenizer, [*sets.values(), control], 2, folder
-    states = maxbench_states.read_states(model, *asked, embedding=True, mixed=False)
-    again = maxbench_states.read_states(None, *asked, embedding=True, mixed=False)
+    states = maxbench_states.read_states(model, *asked, of="a", embedding=True, mixed=False)
+    again = maxbench_states.read_states(None, *asked, of="a", embedding=True, mixed=False)
     assert states.keys() == again.keys() and all(torch.equal(states[name], again[name]) for name in states)
+    with pytest.raises(ValueError, match="must be a transformers model"):  # those of another model are read anew
+        maxbench_states.read_states(None, *asked, of="another", embedding=True, mixed=False)
     states["mixed"] = torch.cat([states[name] for name in (*sets, control.name)])
     methods = [name for name in METHODS if name not in ("sae", "reft_r1", "prompting", "unsteered")]
     for concept in sets.values():
@@ -308,6 +311,9 @@ def test_sentences_say_what_the_numbers_say():
     found = results(dict.fromkeys(names, 1.01), dict.fromkeys(names, 1.0), spread=0.3)
     words = in_words(maxbench_tables.all_tables(found))
     assert words[0].startswith("Affine beats linear for 6 of 6") and "a gain for 0, a loss for 0" in words[0]
+    equal = maxbench_tables.all_tables(results(dict.fromkeys(names, 1.0), dict.fromkeys(names, 1.0)))
+    scores = {r["value"] for r in equal if r["table"] == "ranking" and r["metric"] == "maxbench"}
+    assert (len(scores) == 1) == any(text.endswith("by MAxBench: none, all are equal.") for text in in_words(equal))
     task = [maxbench_tables.record("task", "top5", name, value) for name, value in (("days", 0.9), ("years", 0.2))]
     assert in_words(task)[-1].startswith("Of 2 concepts that it was asked about, the model names")
     assert "contexts or more for 1; not for years (20%)" in in_words(task)[-1]
@@ -435,9 +441,26 @@ def test_quick_hides_no_bad_argument(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_fails_before_the_first_case_leaves_no_folder(study, tmp_path):
-    sae = {"methods": ["sae"], "sae": str(tmp_path / "none.safetensors")}
-    for changes in ({"layer": "31"}, {"dtype": "bf17"}, {"judge": str(tmp_path / "no-model")}, sae):
-        with pytest.raises((ValueError, OSError, ModelError)):
+def test_what_fails_before_the_first_case_leaves_no_setting_behind(study, tmp_path):
+    """The corrected command goes on in the same folder."""
+    (tmp_path / "text.safetensors").write_text("no weights at all")
+    weights = {"W_enc": torch.zeros(9, 12), "b_enc": torch.zeros(12), "W_dec": torch.zeros(12, 9)}
+    save_file(weights, tmp_path / "narrow.safetensors")
+    beasts = [name for name in study.concepts if "days" not in name][:1]
+    for changes, message in (
+        ({"layer": "31"}, "`layer`"),
+        ({"dtype": "bf17"}, "dtype"),
+        ({"judge": str(tmp_path / "no-model")}, "no such folder"),
+        ({"methods": ["sae"], "sae": str(tmp_path / "none.safetensors")}, "there is none"),
+        ({"methods": ["sae"], "sae": str(tmp_path / "text.safetensors")}, "must be a safetensors file"),
+        ({"methods": ["sae"], "sae": str(tmp_path / "narrow.safetensors")}, "`sae` .* width 9, the model has 32"),
+        ({"methods": ["spline"], "concepts": beasts}, "a spline needs an ordered concept"),
+    ):
+        with pytest.raises((ValueError, OSError, ModelError), match=message):
             maxbench.run(replace(study, **changes), judge=PlainJudge())
-    assert not Path(study.output_dir).exists()
+        assert not Path(study.output_dir).exists(), changes
+    broken = PlainJudge()
+    broken.judge = lambda *_: (_ for _ in ()).throw(RuntimeError("killed"))
+    with pytest.raises(RuntimeError, match="killed"):
+        maxbench.run(replace(study, methods=["unsteered"], points=2), judge=broken)
+    assert maxbench.run(replace(study, methods=["unsteered"], points=3), judge=PlainJudge())
