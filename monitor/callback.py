@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from monitor.anatomy import find_anatomy
 from monitor.attack_run import drop_results_after, result_file, run_attack
 from monitor.attack_when import AttackWhen
 from monitor.decisions import Decisions, Due, Rule
-from monitor.journal import ATTACKS, Journal
+from monitor.journal import ATTACKS, Journal, new_journal
 from monitor.measure_checks import check_measures
 from monitor.measure_settings import FILE_NAME as SETTINGS
 from monitor.measure_settings import warn_of_changes, write_settings
@@ -24,6 +23,7 @@ from monitor.measures.measure import Measure
 from monitor.ranks import barrier, everywhere, rank
 from monitor.readings import Reading
 from monitor.reference import adapter_off, load_stored, other_reference
+from monitor.requests import Request, check_layers
 from monitor.rule_checks import check_names, parse_rules, warn_of_idle
 from monitor.schedule import every_steps, measured_after_checkpoint
 from monitor.telling import headlines, log, stand_in_for_best
@@ -115,9 +115,12 @@ class Monitor(TrainerCallback):
     def attach(self, trainer) -> Monitor:
         """Add the monitor to `trainer` and give it the trainer's writer and trackers.
 
-        It goes before an `EarlyStoppingCallback`, which would not see the readings otherwise. Returns the monitor.
+        It goes before an `EarlyStoppingCallback`, which would not see the readings otherwise. Returns the monitor. A
+        layer that the trainer's model has not is a ValueError here, and not only when training begins.
         """
         handler = trainer.callback_handler
+        if trainer.model is not None:  # with `model_init` there is none yet
+            check_layers(self._asked(), find_anatomy(trainer.model).n_layers)
         if self.trainer is not None and self.trainer is not trainer:
             self._forget_run()
         if self not in handler.callbacks:
@@ -143,7 +146,7 @@ class Monitor(TrainerCallback):
             elif self._evaluated_only:
                 self._journal.rewind(-1)
             else:
-                self._set_previous_run_aside(args)
+                self._journal = new_journal(self._journal.path)
             write_settings(self._folder(args) / SETTINGS, self.measures)
             warn_of_idle(self.rules, state.max_steps, args.save_strategy != SaveStrategy.NO)
         barrier()
@@ -341,8 +344,11 @@ class Monitor(TrainerCallback):
                 "monitor `tokenizer=tokenizer`."
             )
         self._tokenizer = tokenizer
-        self._requests = [request for measure in self.measures for request in measure.stimuli]
+        self._requests = self._asked()
         self._plan = plan_activations(model, tokenizer, self._requests)
+
+    def _asked(self) -> list[Request]:
+        return [request for measure in self.measures for request in measure.stimuli]
 
     def _obtain_reference(self, args, model, step: int) -> Activations | None:
         """Set `_reference`; returns the current model's activations if they were read on the way."""
@@ -384,19 +390,3 @@ class Monitor(TrainerCallback):
     @staticmethod
     def _folder(args) -> Path:
         return Path(args.output_dir) / FOLDER
-
-    def _set_previous_run_aside(self, args) -> None:
-        """A run that starts anew in a used output directory keeps what the earlier one measured."""
-        folder = self._folder(args)
-        if not (folder / "journal.jsonl").exists():
-            return
-        n = 1
-        while (aside := folder.with_name(f"{FOLDER}-{n}")).exists():
-            n += 1
-        folder.rename(aside)
-        warnings.warn(
-            f"{folder} holds the readings of an earlier run, and this run starts at step 0: they are kept in {aside}. "
-            "To continue the earlier run, pass `resume_from_checkpoint`.",
-            stacklevel=2,
-        )
-        self._journal = Journal(folder / "journal.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,6 +85,21 @@ class Journal:
         except (FileNotFoundError, ValueError):
             pass  # a copied journal without its length: whole lines only
         return data[: data.rfind(b"\n") + 1]
+
+
+def new_journal(path: Path) -> Journal:
+    """An empty journal; a used one's folder, with what an earlier run measured, is kept under another name."""
+    if path.exists():
+        n = 1
+        while (aside := path.parent.with_name(f"{path.parent.name}-{n}")).exists():
+            n += 1
+        path.parent.rename(aside)
+        warnings.warn(
+            f"{path.parent} holds the readings of an earlier run, and this run starts at step 0: they are kept in "
+            f"{aside}. To continue the earlier run, pass `resume_from_checkpoint`.",
+            stacklevel=3,
+        )
+    return Journal(path)
 
 
 def _line(step: int, epoch: float | None, now: float, reading: Reading) -> dict:

@@ -268,19 +268,27 @@ def _check(
     pairs: Sequence[Pair], k: int, sparsity: float, learning_rate: float, epochs: int, batch_size: int
 ) -> list[tuple[str, str]]:
     """(instruction, response) of all positives, then of all negatives."""
+    if not isinstance(pairs, Sequence) or isinstance(pairs, str):
+        raise ValueError(f"`pairs` must be a sequence of PairedResponse, got {type(pairs).__name__}")
     if not pairs:
         raise ValueError("`pairs` is empty: ReFT-r1 needs responses with the concept and without")
     for i, pair in enumerate(pairs):
         for name in ("instruction", "positive", "negative"):
-            if not getattr(pair, name).strip():
-                raise ValueError(f"`pairs` must hold text, but the {name} of pair {i} is {getattr(pair, name)!r}")
+            text = getattr(pair, name, None)
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(
+                    f"`pairs` must hold PairedResponse objects with text, but the {name} of pair {i} is {text!r}"
+                )
     for name, number in (("k", k), ("epochs", epochs), ("batch_size", batch_size)):
-        if number < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {number}")
-    if not 0 <= sparsity < math.inf:
-        raise ValueError(f"`sparsity` must be finite and not negative, got {sparsity}")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"`learning_rate` must be finite and positive, got {learning_rate}")
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"`{name}` must be a whole number of at least 1, got {number!r}")
+    for name, number in (("sparsity", sparsity), ("learning_rate", learning_rate)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise ValueError(f"`{name}` must be a finite number, got {number!r}")
+    if sparsity < 0:
+        raise ValueError(f"`sparsity` must not be negative, got {sparsity}")
+    if learning_rate <= 0:
+        raise ValueError(f"`learning_rate` must be positive, got {learning_rate}")
     return [(p.instruction, p.positive) for p in pairs] + [(p.instruction, p.negative) for p in pairs]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 POOLINGS = ("mean", "last", "max", "mean_no_sink")
@@ -129,6 +130,14 @@ def check_layer(layer: int | float) -> None:
             raise ValueError(f"`layer` as a fraction of the depth must be in [0, 1], got {layer}.")
     elif isinstance(layer, bool) or not isinstance(layer, int):
         raise ValueError(f"`layer` must be an int or a fraction of the depth as a float, got {layer!r}.")
+
+
+def check_layers(requests: Iterable[Request], n_layers: int) -> None:
+    """Refuse requests for layers that a model of this many blocks has not."""
+    for request in requests:
+        layers = getattr(request, "layers", (request.layer,) if isinstance(request, TokenStates) else ())
+        for layer in () if layers == "all" else layers:
+            resolve_layer(layer, n_layers)
 
 
 def resolve_layer(layer: int | float, n_layers: int) -> int:

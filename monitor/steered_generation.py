@@ -281,10 +281,10 @@ def _batches(
 def _clouds(points: Tensor | Sequence[Tensor], n_prompts: int, d: int) -> list[Tensor]:
     """Each prompt's points, float32."""
     shared = isinstance(points, Tensor) and points.ndim != 3
-    if not shared and len(points) != n_prompts:
+    if not shared and (not isinstance(points, (Tensor, Sequence)) or len(points) != n_prompts):
+        got = f"{len(points)} for {n_prompts} prompts" if isinstance(points, (Tensor, Sequence)) else f"{points!r}"
         raise ValueError(
-            f"`points` must be one tensor [n, {d}] for all prompts, or one a prompt, got {len(points)} for "
-            f"{n_prompts} prompts"
+            f"`points` must be one tensor [n, {d}] for all prompts, or a list with such a tensor for each, got {got}"
         )
     for i, cloud in enumerate([points] if shared else points):
         name = "`points`" if shared else f"`points` of prompt {i}"
@@ -307,10 +307,11 @@ def _check(
     if isinstance(prompts, str):
         raise ValueError("`prompts` must be a sequence of texts, got one string: put it in a list")
     for i, prompt in enumerate(prompts):
-        if not prompt.strip():
+        if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError(f"`prompts` must hold text, got {prompt!r} at {i}: leave it out or ask something")
-    if not math.isfinite(strength):
-        raise ValueError(f"`strength` must be finite, got {strength}")
+    for name, number in (("strength", strength), ("decay", decay)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise ValueError(f"`{name}` must be a finite number, got {number!r}")
     if mode not in MODES:
         raise ValueError(f"`mode` must be one of {', '.join(MODES)}, got {mode!r}")
     if mode == "replace" and strength < 0:

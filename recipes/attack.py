@@ -33,7 +33,15 @@ from recipes.attacks import ATTACKS, SAMPLING, Attack, chosen, wants_sampling
 from recipes.concept_arguments import ConceptArguments
 from recipes.forget_set_arguments import column_mapping, forget_set_source
 from recipes.measures import parse_layer
-from recipes.models import ModelError, as_dtype, load_model, load_tokenizer, resolve_model, tokenizer_source
+from recipes.models import (
+    ModelError,
+    as_dtype,
+    load_model,
+    load_tokenizer,
+    model_shape,
+    resolve_model,
+    tokenizer_source,
+)
 from recipes.outputs import check_writable
 from recipes.processes import process_state
 from recipes.sampling_attacks import check_concept_numbers, sampled_concepts, sampling_attacks
@@ -154,6 +162,7 @@ def run(arguments: AttackArguments) -> list[dict]:
     for name in [*arguments.model, *([arguments.reference] if samples else [])]:
         resolve_model(name)
     if samples:
+        check_shapes(arguments.reference, arguments.model)
         attacks += of_reference(arguments, forget_set, concepts)
     records = []
     for name in arguments.model:
@@ -192,6 +201,21 @@ def reference_is_there(arguments: AttackArguments) -> bool:
     if arguments.concepts is not None and not wanted:
         raise ValueError("`concepts` are for the attack sampling: add it to --attacks, and --reference.")
     return wanted
+
+
+def check_shapes(reference: str, models: Sequence[str]) -> None:
+    """Refuse a reference of another architecture before its geometry is read."""
+    expected = model_shape(reference)
+    for name in models:
+        try:
+            shape = model_shape(name)
+        except (ModelError, ValueError):
+            continue  # it cannot be loaded either, and costs its own rows alone
+        if any(None not in pair and pair[0] != pair[1] for pair in zip(shape, expected, strict=True)):
+            raise ValueError(
+                f"`reference` {reference} has {expected[1]} blocks of width {expected[0]}, {name} {shape[1]} of width "
+                f"{shape[0]}: sampling needs the very model that {name} was before it forgot."
+            )
 
 
 def of_reference(arguments: AttackArguments, forget_set: ForgetSet, concepts: Mapping[str, ConceptSet]) -> list[Attack]:
@@ -267,19 +291,27 @@ def _record(
     model: str, attack: Attack, result: AttackResult | None, arguments: AttackArguments, note: str = ""
 ) -> dict:
     found = {} if result is None else result.record()
+    concept = concept_of(attack)
     return {
         "measure": "attacks", "metric": attack.name, "group": "", "value": found.get("score"), "low": found.get("low"),
         "high": found.get("high"), "baseline": found.get("baseline"), "n": found.get("n"),
         **{key: None if result is None else result.details.get(key) for key in _GAIN}, "note": note,
-        "model": model, "forget_set": arguments.forget_set, "quick": arguments.quick, "seed": arguments.seed,
+        "model": model, "forget_set": None if concept else arguments.forget_set, "concept": concept,
+        "quick": arguments.quick, "seed": arguments.seed,
     }  # fmt: skip
 
 
 def attacked(attacks: Sequence[Attack], forget_set: ForgetSet) -> list[str]:
     """What is tried to get back: the forget set, concepts, or both."""
-    concepts = [getattr(attack.config, "concept", None) for attack in attacks]
+    concepts = [concept_of(attack) for attack in attacks]
     names = [forget_set.name] if None in concepts else []
-    return names + [concept.name for concept in concepts if concept is not None]
+    return names + [concept for concept in concepts if concept is not None]
+
+
+def concept_of(attack: Attack) -> str | None:
+    """The concept that it looks for, by its name; None where it asks the forget set's questions."""
+    concept = getattr(attack.config, "concept", None)
+    return None if concept is None else concept.name
 
 
 def report(records: Sequence[dict], attacks: Sequence[Attack], forget_set: ForgetSet) -> str:
@@ -308,6 +340,11 @@ def report(records: Sequence[dict], attacks: Sequence[Attack], forget_set: Forge
                 gain = number(record["gain"], record["gain_low"], record["gain_high"])
                 over = "points of no concept" if attack.function is sampling else "no examples"
                 lines.append(f"- {attack.name}, {record['model']}: {gain} more than with {over}")
+    for attack in attacks:
+        if attack.function is sampling:
+            share = attack.config.geometry.reference_share
+            weak = "" if share > 0 else ": a score of 0 would say nothing"
+            lines.append(f"- {attack.name}: the reference, pushed likewise, has it in {share:.0%} of outputs{weak}")
     if any(attack.function is sampling for attack in attacks):
         lines.append("- of sampling: what points of another concept bring is in the details (--output_dir).")
     return "\n".join(lines + failed)

@@ -21,6 +21,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "main",
+    "model_shape",
     "resolve_model",
     "tokenizer_source",
 ]
@@ -137,6 +138,21 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
 def _refuse_remote_code(kwargs: dict[str, Any]) -> None:
     if kwargs.pop("trust_remote_code", False):
         raise ValueError("trust_remote_code: code from a model repository is never run here; got True, leave it out")
+
+
+def model_shape(name: str) -> tuple[int | None, int | None]:
+    """Width and number of blocks by the model's configuration, or its base model's; None where it does not say.
+
+    Raises
+    ------
+    ModelError
+        As `load_model`.
+    """
+    try:
+        config = _config(resolve_model(name), {}).get_text_config()
+    except OSError as error:
+        raise _not_loaded("configuration of model", name, error) from error
+    return getattr(config, "hidden_size", None), getattr(config, "num_hidden_layers", None)
 
 
 def as_dtype(dtype: str | torch.dtype) -> str | torch.dtype:

@@ -50,15 +50,15 @@ def tiny_tokenizer():
 
 @pytest.fixture(scope="session")
 def tiny_llama(tiny_tokenizer):
-    """A function from a seed to a Llama of 4 layers and width 32 with random weights, for `tiny_tokenizer`."""
+    """A function from a seed to a Llama of 4 or more layers and width 32, random weights, for `tiny_tokenizer`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    def make(seed: int = 0) -> LlamaForCausalLM:
+    def make(seed: int = 0, n_layers: int = 4) -> LlamaForCausalLM:
         config = LlamaConfig(
             vocab_size=len(tiny_tokenizer),
             hidden_size=32,
             intermediate_size=64,
-            num_hidden_layers=4,
+            num_hidden_layers=n_layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=128,

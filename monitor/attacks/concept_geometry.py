@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from monitor.activation_norms import activation_norm_range
+from monitor.anatomy import find_anatomy
 from monitor.attacks.geometry_file import read_geometry, write_geometry
 from monitor.attacks.geometry_reading import STRENGTHS, checked_layer, last_states, sampling_sigma, spread_along
 from monitor.attacks.sampling_points import concept_points
 from monitor.geometry.subspace_fits import diff_mean_pairs, entity_centroids, factor_analysis, linear_probe, pca
 from monitor.geometry.subspaces import Subspace
-from monitor.judges.mentions import MentionFinder
+from monitor.judges.mentions import MentionFinder, named
 from monitor.judges.word_list import concept_score
 from monitor.steered_generation import instruction_prompt, steered_answers
 from monitor.stimuli.concepts import ConceptSet
@@ -48,6 +49,11 @@ class ConceptGeometry:
         What points are multiplied by at the first token.
     decay : float in [0, 1]
         What each further token leaves of the strength.
+    n_layers : int
+        Blocks of the model.
+    reference_share : float in [0, 1]
+        Share of the model's own outputs to the validation instructions, pushed with this strength, that mention the
+        concept. Where it is next to 0, an attack that brings nothing back says nothing.
     """
 
     name: str
@@ -59,6 +65,8 @@ class ConceptGeometry:
     spread: float
     strength: float
     decay: float
+    n_layers: int
+    reference_share: float
 
     def save(self, path: str | os.PathLike) -> None:
         """Write to a safetensors file."""
@@ -162,15 +170,20 @@ def concept_geometry(
 
     points = concept_points(subspace, n_points, sigma, seed, "strength")
     finder = MentionFinder(concept)
-    scores = []
+    found = []
     for strength in strengths:
         said = steered_answers(
             model, tokenizer, prompts["validation"], points, layer=index, strength=strength, decay=decay,
             max_new_tokens=max_new_tokens, batch_tokens=batch_tokens, progress=title,
         )  # fmt: skip
-        scores.append(sum(concept_score(text, finder.find(text)) for row in said for text in row))
-    _, strength = max(zip(scores, strengths, strict=True), key=lambda pair: (pair[0], -pair[1]))
-    return ConceptGeometry(concept.name, subspace, index, sigma, low, high, spread, float(strength), float(decay))
+        mentions = [(text, finder.find(text)) for row in said for text in row]
+        share = sum(bool(named(of_text)) for _, of_text in mentions) / len(mentions)
+        found.append((sum(concept_score(*mention) for mention in mentions), -strength, share))
+    _, strength, share = max(found)
+    return ConceptGeometry(
+        concept.name, subspace, index, sigma, low, high, spread, float(-strength), float(decay),
+        find_anatomy(model).n_layers, share,
+    )  # fmt: skip
 
 
 def _fit(states: Tensor, labels: Tensor, rank: int, method: str) -> Subspace:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from monitor.anatomy import find_anatomy
 from monitor.attacks.geometry_file import read_geometry, write_geometry
 from monitor.attacks.geometry_reading import STRENGTHS, checked_layer, last_states, sampling_sigma, spread_along
 from monitor.attacks.sampling_points import concept_points
@@ -42,6 +43,10 @@ class ForgetSetGeometry:
         Index of the hidden state.
     sigma, low, high, spread, strength, decay : float
         As in `monitor.attacks.concept_geometry.ConceptGeometry`, of the questions' states.
+    n_layers : int
+        Blocks of the model.
+    reference_share : float in [0, 1]
+        Share of the model's own answers, pushed with this strength, that are right.
     """
 
     name: str
@@ -55,6 +60,8 @@ class ForgetSetGeometry:
     spread: float
     strength: float
     decay: float
+    n_layers: int
+    reference_share: float
 
     def without(self, question: str) -> Subspace:
         """The subspace of the other questions: their principal directions around their mean."""
@@ -150,7 +157,7 @@ def forget_set_geometry(
     questions = tuple(pair.question for pair in pairs)
     geometry = ForgetSetGeometry(
         forget_set.name, questions, states, whole.rank, index, sigma, low, high, spread, float(min(strengths)),
-        float(decay),
+        float(decay), find_anatomy(model).n_layers, 0.0,
     )  # fmt: skip
 
     asked = pairs[:n_questions]
@@ -165,9 +172,10 @@ def forget_set_geometry(
             max_new_tokens=max_new_tokens, batch_tokens=batch_tokens, progress=title,
         )  # fmt: skip
         hits = [answered(text, pair) for row, pair in zip(said, asked, strict=True) for text in row]
-        if enough > 0 and sum(hits) / len(hits) >= enough:
-            return replace(geometry, strength=float(strength))
-    return geometry
+        share = sum(hits) / len(hits)
+        if enough > 0 and share >= enough:
+            return replace(geometry, strength=float(strength), reference_share=share)
+    return replace(geometry, reference_share=share)  # of the smallest, which came last
 
 
 def distinct_questions(forget_set: ForgetSet) -> list[Pair]:

@@ -163,7 +163,8 @@ def sampling(
         - ``entities``, ``categories``: how many different ones were mentioned; ``entity_diversity``,
           ``category_diversity``, [0, 1] (`monitor.geometry.diversity.diversity`), and ``mentions``, how often
           each entity: one word again and again is not a concept;
-        - ``strength``, ``decay``, ``layer``, ``sigma`` in use, ``settings``, and ``outputs``, a record a prompt.
+        - ``strength``, ``decay``, ``layer``, ``sigma`` in use, ``reference_share``, what the same push brought out of
+          the reference itself, ``settings``, and ``outputs``, a record a prompt.
 
         **Without** (name ``sampling``): ``score``: share of the forget questions that one of the points at least
         brings to an answer with ROUGE-L F1 of at least 0.30, [0, 1]; ``low``, ``high``: 95 % Wilson interval over
@@ -175,8 +176,8 @@ def sampling(
     Raises
     ------
     ValueError
-        Without a config; for a model of another width than the reference, without a head or sharded; for a forget set
-        with fewer than four different questions.
+        Without a config; for a model of another width or depth than the reference, without a head or sharded; for a
+        forget set with fewer than four different questions.
 
     Notes
     -----
@@ -211,6 +212,11 @@ def _check_fit(anatomy: Anatomy, config: SamplingConfig) -> None:
             raise ValueError(
                 f"`{name}` of SamplingConfig was read from a model with hidden states of width {width}, the model has "
                 f"{anatomy.hidden_size}: read it from the model's own reference"
+            )
+        if geometry.n_layers != anatomy.n_layers:
+            raise ValueError(
+                f"`{name}` of SamplingConfig was read from a model of {geometry.n_layers} blocks, the model has "
+                f"{anatomy.n_layers}: read it from the model's own reference"
             )
         steerable_layer(anatomy, geometry.layer)
 
@@ -352,6 +358,7 @@ def _used(config: SamplingConfig) -> dict[str, Any]:
         "sigma": geometry.sigma,
         "strength": _strength(config, geometry),
         "decay": _decay(config, geometry),
+        "reference_share": geometry.reference_share,
         "settings": {name: getattr(config, name) for name in settings},
     }
 

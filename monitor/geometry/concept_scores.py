@@ -103,7 +103,8 @@ class Estimate:
     Attributes
     ----------
     value, low, high : float or None
-        None where there is nothing to have it from.
+        None where there is nothing to have it from; an interval also where every resample scores alike: of outputs
+        without a mention none can be drawn that has one, and that is no certainty.
     n : int
         Outputs it is from; those without the score are left out.
     """
@@ -274,7 +275,7 @@ def _estimate(value: float, resampled: Tensor, n: int, top: float, shape: tuple[
     if math.isnan(value):
         return Estimate(None, None, None, n)
     low, high = percentile_interval(resampled)
-    if max(shape) < 2 or math.isnan(low):
+    if max(shape) < 2 or math.isnan(low) or bool((resampled == value).all()):
         return Estimate(value, None, None, n)
     shift = value - float(resampled.mean())
     return Estimate(value, min(max(low + shift, 0.0), top), min(max(high + shift, 0.0), top), n)

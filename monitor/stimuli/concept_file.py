@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,11 @@ def read_concept_set(path: str | Path) -> ConceptSet:
     """
     path = Path(path)
     if not path.is_file():
+        known = (*CONCEPTS, CONTROL)
+        close = difflib.get_close_matches(str(path).casefold(), known, n=1)
         raise FileNotFoundError(
-            f"concept must be one of {', '.join((*CONCEPTS, CONTROL))}, or a JSON Lines file that exists, got "
-            f"{str(path)!r}"
+            f"concept must be one of {', '.join(known)}, or a JSON Lines file that exists, got {str(path)!r}"
+            + (f": did you mean {close[0]!r}?" if close else "")
         )
     header_path = path.with_suffix(".json")
     header = _read_header(header_path) if header_path != path and header_path.is_file() else {}

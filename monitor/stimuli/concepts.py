@@ -172,6 +172,8 @@ def load_concept_sets(names: Sequence[str | Path] = CONCEPTS) -> dict[str, Conce
     if not isinstance(names, Iterable):
         raise ValueError(f"`names` must be a sequence of names or files, got {names!r}: put it in a list")
     names = list(names)
+    if not names:
+        raise ValueError("`names` must hold at least one name or file, got none")
     for name in names:
         if not isinstance(name, (str, Path)) or not str(name).strip():
             known = ", ".join((*CONCEPTS, CONTROL))

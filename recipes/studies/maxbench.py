@@ -254,7 +254,9 @@ def tables(
         of_first, of_second = ([one for pair in pairs for one in pair[i]] for i in (0, 1))
         for one in agreement(of_first, of_second):
             for metric in ("exact", "kappa", "spearman"):
-                note = f"{judge} and {second}; {one.left_out} answers left out"
+                note = (
+                    f"{judge} and {second}; {one.left_out} of {one.n + one.left_out} answers left out, unrated by one"
+                )
                 value = getattr(one, metric)
                 records.append(record("agreement", f"{one.score}_{metric}", ALL, value, n=one.n, note=note))
     return [found | {"model": arguments.model, "layer": layer_of(arguments)} for found in records]

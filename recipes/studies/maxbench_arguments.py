@@ -36,7 +36,7 @@ class MaxBenchArguments:
     ranks : list of int
         Dimensions; one that is more than a method can have on a concept is lowered to the most it can.
     splits : int
-        Of each kind.
+        Of each kind; a concept that has no more is held to those (the seven days have seven).
     split_kinds : list of str
         "category" (a whole one held out), "entity" (some of every category), or both. A concept without categories has
         as many splits, with values held out.
@@ -87,18 +87,22 @@ class MaxBenchArguments:
     concepts: list[str] = field(default_factory=lambda: list(CONCEPTS), metadata={"help": "Names, or JSONL files."})
     control: str = field(default=CONTROL, metadata={"help": "Concept whose contexts are the negatives."})
     methods: list[str] = field(
-        default_factory=lambda: list(_DEFAULT_METHODS), metadata={"help": "Geometries.", "choices": list(METHODS)}
+        default_factory=lambda: list(_DEFAULT_METHODS),
+        metadata={"help": "Geometries, and baselines.", "choices": list(METHODS)},
     )
     forms: list[str] = field(
         default_factory=lambda: list(FORMS), metadata={"help": "With offset 0, or with it.", "choices": list(FORMS)}
     )
     ranks: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16], metadata={"help": "Dimensions."})
-    splits: int = field(default=5, metadata={"help": "Of each kind."})
+    splits: int = field(default=5, metadata={"help": "Of each kind; fewer where a concept has no more."})
     split_kinds: list[str] = field(
         default_factory=lambda: list(KINDS), metadata={"help": "What is held out.", "choices": list(KINDS)}
     )
     layer: str = field(default="0.8", metadata={"help": "Hidden-state index or fraction of the depth."})
-    sae: str | None = field(default=None, metadata={"help": "A sparse autoencoder of this layer, safetensors."})
+    sae: str | None = field(
+        default=None,
+        metadata={"help": "A sparse autoencoder of this layer: safetensors with W_enc, b_enc, W_dec, b_dec."},
+    )
     components: int = field(default=16, metadata={"help": "Of the mixture of factor analysers."})
     lowest_sigma: float = field(default=1.0, metadata={"help": "Smallest sigma, against the smallest state norm."})
     n_sigmas: int = field(default=10, metadata={"help": "Candidates of sigma."})
@@ -116,7 +120,7 @@ class MaxBenchArguments:
     points: int = field(default=30, metadata={"help": "Points for each of them."})
     max_new_tokens: int = field(default=20, metadata={"help": "Tokens of an answer."})
     judge: str | None = field(default=None, metadata={"help": "A model that judges the test answers as well."})
-    task: bool = field(default=True, metadata={"help": "Ask whether the model can name the entities."})
+    task: bool = field(default=True, metadata={"help": "Ask first whether the model can name the entities."})
     n_bootstrap: int = field(default=1000, metadata={"help": "Resamples of intervals."})
     seed: int = field(default=0, metadata={"help": "Of splits, points and resamples."})
     batch_tokens: int = field(default=16384, metadata={"help": "Tokens in a batch."})
@@ -174,6 +178,8 @@ def check(arguments: MaxBenchArguments) -> None:
     for name in (*counts, "max_new_tokens", "n_bootstrap", "batch_tokens"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"`{name}` must be at least 1, got {getattr(arguments, name)}")
+    if not 0 <= arguments.seed < 2**32:
+        raise ValueError(f"`seed` must lie in 0 to 2**32 - 1, got {arguments.seed}")
     if arguments.n_sigmas < 2:
         raise ValueError(f"`n_sigmas` must be at least 2 candidates, got {arguments.n_sigmas}")
     if not 0 < arguments.lowest_sigma <= 1:

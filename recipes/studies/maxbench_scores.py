@@ -128,13 +128,16 @@ class Results:
         return key, means[key][0], torch.stack([draws for _, draws in means.values()]).amax(0)
 
 
-def interval(value: float, draws: Tensor) -> tuple[float, float]:
+def interval(value: float, draws: Tensor) -> tuple[float | None, float | None]:
     """95 % of the resamples, as they are and moved to have the value as their mean, whichever reaches further.
 
     Outputs drawn with replacement are less diverse than those they are drawn from, and the best of several drawn anew
     is better: unmoved, resamples may not even hold the value. Moved, those of a score that hangs on a few mentions no
-    longer hold the 0 that they often are.
+    longer hold the 0 that they often are. A score that is the same in every resample, as 0 where no output has the
+    concept, has no interval: there is nothing to draw anew, and that is no certainty.
     """
+    if bool((draws == value).all()):
+        return None, None
     low, high = percentile_interval(draws)
     shift = value - float(draws.mean())
     return min(low, low + shift), max(high, high + shift)

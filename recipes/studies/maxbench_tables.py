@@ -233,6 +233,6 @@ def counted(records: Iterable[dict], table: str, chosen: Callable[[dict], bool])
     """Of a table's differences: above 0, surely above 0, surely below 0 (by their intervals), all."""
     found = [r for r in records if r["table"] == table and chosen(r)]
     return (
-        sum(r["value"] > 0 for r in found), sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found),
-        len(found),
+        sum(r["value"] > 0 for r in found), sum((r["low"] or 0) > 0 for r in found),
+        sum((r["high"] or 0) < 0 for r in found), len(found),
     )  # fmt: skip

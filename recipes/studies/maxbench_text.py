@@ -14,9 +14,11 @@ _PAPER_CONCEPTS = 6
 
 def print_tables(records: Sequence[dict], arguments: MaxBenchArguments) -> None:
     """Print every table that has records, and the sentences."""
+    splits = {r["group"]: r["n"] for r in records if r["table"] == "scores"}
     print(
         f"MAxBench on {arguments.model}, layer {arguments.layer}: {arguments.points} points x {arguments.test_prompts} "
-        f"instructions x {arguments.max_new_tokens} tokens a case"
+        f"instructions x {arguments.max_new_tokens} tokens a case; splits: "
+        f"{', '.join(f'{name} {n}' for name, n in splits.items())}"
     )
     for name, title in TABLES.items():
         of_table = [r for r in records if r["table"] == name]
@@ -100,6 +102,9 @@ def in_words(records: Sequence[dict]) -> list[str]:
             f"Of {len(tasks)} concepts that it was asked about, the model names the entity among its five likeliest "
             f"tokens in 70 % of contexts or more for {len(tasks) - len(weak)}{rest}."
         )
+    judged = [r for r in records if r["table"] == "agreement" and r["metric"].endswith("_exact")]
+    if judged and not any(r["n"] for r in judged):
+        sentences.append("The second judge gave no rating that could be read: another model is needed for that.")
     return sentences
 
 

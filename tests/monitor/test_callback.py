@@ -100,6 +100,16 @@ def weights_equal(a, b):
 # --- non-perturbation ---------------------------------------------------------------------------------------------
 
 
+def test_a_layer_that_the_model_has_not_is_refused_when_attached(make_trainer):
+    for layers, wrong in (((2, 7), 7), ((-6,), -6)):
+        watching = monitor()
+        watching.measures[0].states = States(("a wizard",), layers=layers)
+        trainer = make_trainer(str(wrong))
+        with pytest.raises(ValueError, match=f"`layer` {wrong} is out of range: the model has 4 blocks"):
+            watching.attach(trainer)
+        assert watching not in trainer.callback_handler.callbacks
+
+
 @pytest.mark.parametrize("every", ["eval", "save", "epoch", {"steps": 1}])
 def test_a_monitored_run_is_bit_equal_to_an_unmonitored_one(make_trainer, every):
     plain = make_trainer("plain")

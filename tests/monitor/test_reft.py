@@ -185,6 +185,10 @@ def test_bfloat16_and_adapters(planted, tiny_tokenizer):
     ("options", "message"),
     [
         ({"pairs": []}, "`pairs` is empty"),
+        ({"pairs": None}, "`pairs` must be a sequence of PairedResponse, got NoneType"),
+        ({"pairs": [("a", "b", "c")]}, "`pairs` must hold PairedResponse objects .* instruction of pair 0 is None"),
+        ({"k": 1.5}, "`k` must be a whole number of at least 1, got 1.5"),
+        ({"sparsity": "0.1"}, "`sparsity` must be a finite number, got '0.1'"),
         ({"pairs": [SimpleNamespace(instruction="a", positive=" ", negative="b")]}, "positive of pair 0"),
         ({"pairs": [SimpleNamespace(instruction="a", positive="b", negative="school " * 200)]}, "pair 0.*negative"),
         ({"pairs": [SimpleNamespace(instruction="a", positive="ship of", negative="ship of")]}, "differ"),

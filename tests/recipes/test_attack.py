@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from processes import run
@@ -108,6 +109,10 @@ def test_sampling_is_a_row_a_concept(folders, tmp_path, capsys):
     assert [record["metric"] for record in records] == ["sampling_people", "sampling_things"]
     assert [record["n"] for record in records] == [50, 50] and {record["model"] for record in records} == {end}
     assert "sampling_people" in err and "isotropic" in err
+    assert [(record["concept"], record["forget_set"]) for record in records] == [("people", None), ("things", None)]
+    shares = re.findall(r"sampling_(\w+): the reference, pushed likewise, has it in (\d+)% of outputs(.*)", err)
+    assert [name for name, *_ in shares] == ["people", "things"]
+    assert all((said == ": a score of 0 would say nothing") == (share == "0") for _, share, said in shares)
     kept = [json.loads(file.read_text()) for file in sorted((tmp_path / "out").iterdir())]
     assert [k["details"]["geometry"] for k in kept] == ["people", "things"]
     assert [k["details"]["control_concept"] for k in kept] == ["things", "people"]
@@ -119,6 +124,20 @@ def test_sampling_without_concepts_asks_the_forget_sets_questions(folders, tmp_p
     command.main([*folders, *words, "--reference", folders[0], "--concept_rank", "2"])
     records = json.loads(capsys.readouterr().out)
     assert [(record["metric"], record["n"]) for record in records] == [("sampling", 6)] * 2
+
+
+def test_a_reference_of_another_architecture_is_refused_before_it_is_read(
+    folders, tiny_llama, tiny_tokenizer, tmp_path, monkeypatch
+):
+    deep = str(tmp_path / "deep")
+    tiny_llama(n_layers=6).save_pretrained(deep)
+    tiny_tokenizer.save_pretrained(deep)
+    monkeypatch.setattr(command, "of_reference", lambda *_: pytest.fail("its geometry was read"))
+    words = ["--attacks", "sampling", "--quick", "--forget_set", str(pairs(tmp_path)), "--use_cpu"]
+    with pytest.raises(ValueError, match="deep has 6 blocks of width 32, .*end 4 of width 32: .* the very model"):
+        command.main([folders[1], *words, "--reference", deep])
+    monkeypatch.setattr(command, "of_reference", lambda *_: [])
+    command.main([*folders, *words, "--reference", folders[0]])
 
 
 def test_all_leaves_sampling_out_without_a_reference(folders, tmp_path, monkeypatch, capsys):

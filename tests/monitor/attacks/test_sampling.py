@@ -372,6 +372,10 @@ def test_what_cannot_be_attacked_is_found_before_any_work(planted, tiny_tokenize
         sampling(encoder, tiny_tokenizer, NONE, config)
     with pytest.raises(ValueError, match="`layer` must be a hidden state that a block reads"):
         sampling(planted, tiny_tokenizer, NONE, replace(config, geometry=replace(people, layer=4)))
+    with pytest.raises(ValueError, match="`geometry` of SamplingConfig was read from a model of 9 blocks, .* has 4"):
+        sampling(planted, tiny_tokenizer, NONE, replace(config, geometry=replace(people, n_layers=9)))
+    with pytest.raises(ValueError, match="`control` of SamplingConfig was read from a model of 3 blocks"):
+        sampling(planted, tiny_tokenizer, NONE, replace(config, control=replace(people, n_layers=3)))
     with pytest.raises(ValueError, match="'nothing asked' must have at least 4 forget pairs .* got 0"):
         sampling(planted, tiny_tokenizer, NONE, SamplingConfig(letters))
     with pytest.raises(ValueError, match="must have at least 4 forget pairs"):

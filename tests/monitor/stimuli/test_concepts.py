@@ -170,8 +170,12 @@ def test_bundled_names_and_files_together(load, tmp_path):
     for name in (3, None, "", " "):
         with pytest.raises(ValueError, match="`names` must hold names .animals, .* or files, got"):
             load_concept_sets(["days", name])
-    with pytest.raises(FileNotFoundError, match="animals, .*random, or a JSON Lines file.*'animal'"):
-        load_concept_sets(["animal"])
+    with pytest.raises(FileNotFoundError, match="animals, .*random, or a JSON .*'Animal': did you mean 'animals'"):
+        load_concept_sets(["Animal"])
+    with pytest.raises(FileNotFoundError, match="got 'my/cities.jsonl'$"):
+        load_concept_sets(["my/cities.jsonl"])
+    with pytest.raises(ValueError, match="at least one name or file, got none"):
+        load_concept_sets(())
 
 
 @pytest.mark.parametrize(
