@@ -317,6 +317,11 @@ def test_sentences_say_what_the_numbers_say():
     task = [maxbench_tables.record("task", "top5", name, value) for name, value in (("days", 0.9), ("years", 0.2))]
     assert in_words(task)[-1].startswith("Of 2 concepts that it was asked about, the model names")
     assert "contexts or more for 1; not for years (20%)" in in_words(task)[-1]
+    unread = [
+        maxbench_tables.record("agreement", f"{score}_exact", "all", None, n=0) for score in ("concept", "fluency")
+    ]
+    assert in_words(unread) == ["The second judge gave no rating that could be read: another model is needed for that."]
+    assert not in_words([unread[0], unread[1] | {"n": 3}])
 
 
 def test_intervals_are_paired_and_of_the_value():
@@ -394,6 +399,7 @@ def test_a_split_that_is_not_finished_does_not_count():
         ({"ranks": [0]}, "`ranks`"),
         ({"layer": "deep"}, "`layer` must be a hidden-state index or a fraction of the depth, got 'deep'"),
         ({"points": 0}, "`points` must be at least 1, got 0"),
+        ({"seed": -5}, "`seed` must lie in 0 to .*, got -5"),
         ({"test_prompts": 9}, "`test_prompts` must be at most 5, got 9"),
         ({"concepts": ["random"]}, "`control` must be none of the `concepts`"),
         ({"concepts": ["random"], "control": "days", "methods": ["reft_r1"]}, "concept must be one of .*'random'"),
