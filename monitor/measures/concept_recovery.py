@@ -14,7 +14,7 @@ from monitor.activations import Activations, States, resolve_layer
 from monitor.geometry.auc import auc
 from monitor.geometry.concept_coverage import angle_summary, coverage, entity_probe, offset_drift
 from monitor.geometry.statistics import mean_interval, share_interval
-from monitor.geometry.subspace_fits import diff_mean_pairs
+from monitor.geometry.subspace_fits import diff_mean_pairs, entity_centroids
 from monitor.geometry.subspaces import effective_rank
 from monitor.readings import Reading
 from monitor.requests import POOLINGS
@@ -194,25 +194,23 @@ class ConceptRecovery:
         labels, clues = torch.tensor(concept.labels), torch.tensor(concept.clues)
         rank = min(self.rank, _smallest_fit(len(concept.entities), self.n_folds) - 1, states[0].shape[1])
         note = "" if rank == self.rank else f"rank {rank}: {len(concept.entities)} entities allow no more"
-        centres, centres_before = (_centroids(x, labels) for x in states)
-        parts: tuple[tuple[tuple[str, ...], Callable[[], list[tuple]]], ...] = (
-            (_HELD_OUT, lambda: self._held_out(states, others[0], labels, rank)),
-            (_MOVED, lambda: _moved(*states, others[1], labels, rank)),
-            (("effective_rank",), lambda: [(float(effective_rank(_spread(centres))), None, None)]),
-            (_PROBE, lambda: self._probe(states[0], labels, clues)),
+        parts: tuple[tuple[tuple[str, ...], str, Callable[[], list[tuple]]], ...] = (
+            (_HELD_OUT, note, lambda: self._held_out(states, others[0], labels, rank)),
+            (_MOVED, note, lambda: _moved(*states, others[1], labels, rank)),
+            (("effective_rank",), "", lambda: [(float(effective_rank(_spread(states[0], labels))), None, None)]),
+            (_PROBE, "", lambda: self._probe(states[0], labels, clues)),
         )
         readings = []
-        for metrics, part in parts:
+        for metrics, why, part in parts:
             try:
-                if metrics in (_HELD_OUT, _MOVED):
-                    _spread(centres), _spread(centres_before, "in the reference ")
-                values, why = part(), note if metrics in (_HELD_OUT, _MOVED) else ""
+                values = part()
             except ValueError as error:  # states without any spread, as of a collapsed model, have no geometry
                 values, why = [(None, None, None)] * len(metrics), str(error)
             readings += [self._reading(group, m, layer, *value, why) for m, value in zip(metrics, values, strict=True)]
         return readings
 
     def _held_out(self, states: Sequence[Tensor], others: Tensor, labels: Tensor, rank: int) -> list[tuple]:
+        _check_spread(*states, labels)
         held = held_out_values(*states, others, labels, rank, self.n_folds, self.seed)
         values = [getattr(held, metric) for metric in _HELD_OUT]
         return [(float(v.mean()), *mean_interval(v, n_bootstrap=self.n_bootstrap, seed=self.seed)) for v in values]
@@ -281,7 +279,7 @@ def held_out_values(
     n_entities = int(labels.max()) + 1
     order = torch.randperm(n_entities, generator=torch.Generator().manual_seed(seed))
     found = {metric: torch.empty(n_entities, dtype=torch.float64, device=now.device) for metric in _HELD_OUT}
-    centres = _centroids(now, labels)
+    centres = entity_centroids(now, labels)
     for held in order.tensor_split(min(n_folds, n_entities)):
         seen = ~torch.isin(labels, held)
         here = diff_mean_pairs(now[seen], labels[seen], rank)
@@ -299,19 +297,22 @@ def held_out_values(
 
 def _moved(now: Tensor, reference: Tensor, negatives: Tensor, labels: Tensor, rank: int) -> list[tuple]:
     """Values of `_MOVED`; `negatives` are states of the reference."""
+    _check_spread(now, reference, labels)
     here, there = (diff_mean_pairs(x, labels, rank) for x in (now, reference))
     angles = angle_summary(here, there)
     drift = offset_drift(here, there, negatives.mean(0))
     return [(value, None, None) for value in (angles.mean, angles.largest, drift)]
 
 
-def _centroids(states: Tensor, labels: Tensor) -> Tensor:
-    """Mean state of each entity, [E, d]."""
-    return torch.stack([states[labels == entity].mean(0) for entity in range(int(labels.max()) + 1)])
+def _check_spread(now: Tensor, reference: Tensor, labels: Tensor) -> None:
+    """Refuse states of a collapsed model."""
+    _spread(now, labels)
+    _spread(reference, labels, "in the reference ")
 
 
-def _spread(centres: Tensor, where: str = "") -> Tensor:
-    """Centroids [E, d] around their mean; raises where they differ by rounding alone."""
+def _spread(states: Tensor, labels: Tensor, where: str = "") -> Tensor:
+    """Mean state of each entity around the mean of these, [E, d]; raises where they differ by rounding alone."""
+    centres = entity_centroids(states, labels)
     around = centres - centres.mean(0)
     if float(around.norm()) <= 1e-6 * float(centres.norm()):
         raise ValueError(f"the values' mean states must vary, {where}they are all equal or next to it")
