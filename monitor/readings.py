@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,3 @@ class Reading:
     def name(self) -> str:
         """``measure/metric`` or ``measure/metric/group``: the name of its TensorBoard scalar."""
         return "/".join(part for part in (self.measure, self.metric, self.group) if part)
-
-    def with_interval(self, low: float, high: float) -> Reading:
-        return replace(self, low=low, high=high)

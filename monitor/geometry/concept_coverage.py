@@ -41,55 +41,31 @@ def coverage(subspace: Subspace | Isotropic, centroids: Tensor) -> Tensor:
 
     Notes
     -----
-    ‖LLᵀ(c - b)‖² / ‖c - b‖². See `chance_coverage` for what a subspace turned at random has.
+    ‖LLᵀ(c - b)‖² / ‖c - b‖². Of any point, subspaces of rank k turned at random have k/d in expectation. Activations
+    crowd into few directions, and whatever lies along those covers more: compare with another concept's subspace, too.
     """
-    inside, total = _inside(subspace, centroids)
+    centroids = check_activations(centroids, "centroids", at_least=1)
+    total = (centroids - subspace.offset.double()).square().sum(-1)
+    inside = (total - subspace.distance(centroids).square()).clamp_min(0)
     return torch.where(total > 0, inside / total.clamp_min(1e-300), 1.0)
 
 
-def pooled_coverage(subspace: Subspace | Isotropic, centroids: Tensor) -> float:
-    """`coverage` of all entities' squared distances taken together, in [0, 1]; far entities weigh more."""
-    inside, total = _inside(subspace, centroids)
-    return float(inside.sum() / total.sum()) if bool((total > 0).any()) else 1.0
-
-
-def chance_coverage(subspace: Subspace | Isotropic) -> float:
-    """k/d: the exact expectation of `coverage`, of any point, over subspaces of the same rank turned at random.
-
-    It holds for directions drawn evenly. Activations crowd into few directions, and whatever subspace lies along those
-    covers more than this: compare with another concept's subspace, too.
-    """
-    return subspace.rank / subspace.dim
-
-
-def _inside(subspace: Subspace | Isotropic, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared lengths of c - b within the subspace, and in all."""
-    centroids = check_activations(centroids, "centroids", at_least=1)
-    total = (centroids - subspace.offset.double()).square().sum(-1)
-    return (total - subspace.distance(centroids).square()).clamp_min(0), total
-
-
-def exclusion(subspace: Subspace | Isotropic, positives: Tensor, negatives: Tensor) -> float:
-    """Probability that an activation without the concept lies farther from the subspace than one with it.
+def exclusion(positives: Tensor, negatives: Tensor) -> float:
+    """Probability that an activation without the concept lies farther from its subspace than one with it.
 
     Parameters
     ----------
-    subspace : Subspace
-    positives : Tensor [n, d]
-        Of the concept, best of entities the subspace was not fitted to.
-    negatives : Tensor [m, d]
+    positives : Tensor [n]
+        Distances of activations of the concept, best of entities the subspace was not fitted to.
+    negatives : Tensor [m]
+        Distances of others.
 
     Returns
     -------
     float in [0, 1]
         AUC of the distance. 1/2: no exclusion; 1: every negative is farther; below 1/2: the negatives are nearer.
-
-    Raises
-    ------
-    ValueError
-        For shapes that do not fit, or activations that are not finite.
     """
-    distances = torch.cat([subspace.distance(positives), subspace.distance(negatives)])
+    distances = torch.cat([positives, negatives])
     return float(auc(distances, torch.arange(len(distances), device=distances.device) >= len(positives)))
 
 

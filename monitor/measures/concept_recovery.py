@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from monitor.activations import Activations, States, resolve_layer
-from monitor.geometry.auc import auc
-from monitor.geometry.concept_coverage import angle_summary, coverage, entity_probe, offset_drift
+from monitor.geometry.concept_coverage import angle_summary, coverage, entity_probe, exclusion, offset_drift
 from monitor.geometry.statistics import mean_interval, share_interval
 from monitor.geometry.subspace_fits import diff_mean_pairs, entity_centroids
 from monitor.geometry.subspaces import effective_rank
@@ -289,9 +288,7 @@ def held_out_values(
             found[f"coverage{suffix}"][held] = coverage(from_here, centres[held])
             inside, outside = subspace.distance(now), subspace.distance(negatives)
             for entity in held.tolist():
-                scores = torch.cat([inside[labels == entity], outside])
-                further = torch.arange(len(scores)) >= len(scores) - len(outside)
-                found[f"exclusion{suffix}"][entity] = auc(scores, further)
+                found[f"exclusion{suffix}"][entity] = exclusion(inside[labels == entity], outside)
     return HeldOut(**found)
 
 
