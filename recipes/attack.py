@@ -342,9 +342,10 @@ def report(records: Sequence[dict], attacks: Sequence[Attack], forget_set: Forge
                 lines.append(f"- {attack.name}, {record['model']}: {gain} more than with {over}")
     for attack in attacks:
         if attack.function is sampling:
-            share = attack.config.geometry.reference_share
-            weak = "" if share > 0 else ": a score of 0 would say nothing"
-            lines.append(f"- {attack.name}: the reference, pushed likewise, has it in {share:.0%} of outputs{weak}")
+            of = attack.config.geometry
+            said = f"the reference, pushed likewise, has it in {of.reference_share:.0%} of outputs"
+            weak = "" if of.reference_share > 0 else ": a score of 0 would say nothing"
+            lines.append(f"- {attack.name}: rank {of.rank} at layer {of.layer}, strength {of.strength}; {said}{weak}")
     if any(attack.function is sampling for attack in attacks):
         lines.append("- of sampling: what points of another concept bring is in the details (--output_dir).")
     return "\n".join(lines + failed)

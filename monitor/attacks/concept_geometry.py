@@ -68,6 +68,11 @@ class ConceptGeometry:
     n_layers: int
     reference_share: float
 
+    @property
+    def rank(self) -> int:
+        """Directions; fewer than were asked for where the concept has too few entities."""
+        return self.subspace.rank
+
     def save(self, path: str | os.PathLike) -> None:
         """Write to a safetensors file."""
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "subspace"}

@@ -350,11 +350,10 @@ def _decay(config: SamplingConfig, geometry: ConceptGeometry | ForgetSetGeometry
 def _used(config: SamplingConfig) -> dict[str, Any]:
     geometry = config.geometry
     settings = ("n_points", "max_new_tokens", "n_questions", "seed", "batch_tokens")
-    rank = geometry.rank if isinstance(geometry, ForgetSetGeometry) else geometry.subspace.rank
     return {
         "geometry": geometry.name,
         "layer": geometry.layer,
-        "rank": rank,
+        "rank": geometry.rank,
         "sigma": geometry.sigma,
         "strength": _strength(config, geometry),
         "decay": _decay(config, geometry),

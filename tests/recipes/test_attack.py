@@ -110,9 +110,11 @@ def test_sampling_is_a_row_a_concept(folders, tmp_path, capsys):
     assert [record["n"] for record in records] == [50, 50] and {record["model"] for record in records} == {end}
     assert "sampling_people" in err and "isotropic" in err
     assert [(record["concept"], record["forget_set"]) for record in records] == [("people", None), ("things", None)]
-    shares = re.findall(r"sampling_(\w+): the reference, pushed likewise, has it in (\d+)% of outputs(.*)", err)
+    shares = re.findall(
+        r"sampling_(\w+): rank 1 at layer 2, strength [\d.]+; the .* has it in (\d+)% of outputs(.*)", err
+    )
     assert [name for name, *_ in shares] == ["people", "things"]
-    assert all((said == ": a score of 0 would say nothing") == (share == "0") for _, share, said in shares)
+    assert all((weak == ": a score of 0 would say nothing") == (share == "0") for _, share, weak in shares)
     kept = [json.loads(file.read_text()) for file in sorted((tmp_path / "out").iterdir())]
     assert [k["details"]["geometry"] for k in kept] == ["people", "things"]
     assert [k["details"]["control_concept"] for k in kept] == ["things", "people"]
