@@ -282,7 +282,7 @@ def sample_independently(
     if len(sigmas) != len(directions):
         raise ValueError(f"sigmas must be one a direction, {len(directions)}; got {len(sigmas)}")
     for sigma in sigmas:
-        check_draw(n, sigma)
+        check_draw(n, sigma, generator)
     basis = torch.stack([direction.basis[:, 0] for direction in directions])
     offsets = torch.stack([direction.offset for direction in directions])
     device = generator.device

@@ -45,7 +45,7 @@ def schatten_probe(
     Parameters
     ----------
     x : Tensor [n, d]
-    labels : Tensor [n], int64
+    labels : Tensor [n], int64, or sequence of int
         Entity of each row, at least two.
     rank : int, 1 to min(C - 1, d), optional
         At most so many directions; by default as many as the effective rank.

@@ -10,7 +10,7 @@ from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from monitor.geometry.subspace_fits import entity_centroids
-from monitor.geometry.subspaces import check_activations, check_draw, check_rank, leading_directions
+from monitor.geometry.subspaces import as_labels, check_activations, check_draw, check_rank, leading_directions
 
 # Points of the grid on each segment where the search for the nearest point begins, and the steps that refine it.
 _GRID = 64
@@ -59,7 +59,7 @@ class Spline:
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """`n` points [n, d] float32 of the curve, evenly distributed in s (MAxBench, Sec. 3.2)."""
-        check_draw(n, 0.0)
+        check_draw(n, 0.0, generator)
         share = torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64).to(self.knots.device)
         return self.at(self.knots[0] + share * (self.knots[-1] - self.knots[0]))
 
@@ -124,7 +124,7 @@ def spline(x: Tensor, labels: Tensor, cyclic: bool, rank: int, *, n_values: int 
     Parameters
     ----------
     x : Tensor [n, d]
-    labels : Tensor [n], int64
+    labels : Tensor [n], int64, or sequence of int
         Place of each row's value in the order. Values that are missing (held out) keep their place: the curve passes
         from the one before to the one after in two steps of s.
     cyclic : bool
@@ -153,7 +153,7 @@ def spline(x: Tensor, labels: Tensor, cyclic: bool, rank: int, *, n_values: int 
     """
     x = check_activations(x)
     centroids = entity_centroids(x, labels)
-    values = torch.unique(labels).cpu().numpy().astype(np.float64)
+    values = torch.unique(as_labels(labels)).cpu().numpy().astype(np.float64)
     if cyclic and len(values) < 3:
         raise ValueError(f"labels must hold at least three values of a cycle, two are a line; got {values.tolist()}")
     check_rank(

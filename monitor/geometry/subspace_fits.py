@@ -124,7 +124,7 @@ def diff_mean_pairs(x: Tensor, labels: Tensor, rank: int) -> Subspace:
     Parameters
     ----------
     x : Tensor [n, d]
-    labels : Tensor [n], int64
+    labels : Tensor [n], int64, or sequence of int
         Entity of each row, at least two entities.
     rank : int, 1 to min(C - 1, d)
         C entities have C - 1 independent differences.
@@ -167,7 +167,7 @@ def linear_probe(x: Tensor, labels: Tensor, rank: int, *, C: float = 1.0) -> Sub
     Parameters
     ----------
     x : Tensor [n, d]
-    labels : Tensor [n], int64
+    labels : Tensor [n], int64, or sequence of int
     rank : int, 1 to min(C - 1, d) for C entities
         The weights of a softmax add up to zero over the entities, so that they span one direction less.
     C : float, > 0

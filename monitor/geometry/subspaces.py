@@ -5,6 +5,7 @@ L [d, k] has orthonormal columns, b [d] is the offset (MAxBench, Sec. 2.1). `mon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,8 +30,9 @@ def check_activations(x: Tensor, name: str = "x", *, at_least: int = 2) -> Tenso
     return check_vectors(x.detach(), name, at_least=at_least)
 
 
-def check_entities(labels: Tensor, n: int, device: torch.device) -> tuple[Tensor, int]:
+def check_entities(labels: Tensor | Sequence[int], n: int, device: torch.device) -> tuple[Tensor, int]:
     """Labels [n] as 0..C-1 in the order of their values, on `device`, and C, after checking that C >= 2."""
+    labels = as_labels(labels)
     if labels.shape != (n,) or labels.is_floating_point():
         raise ValueError(
             f"labels must be integers [n], one entity a row of x: expected shape {(n,)}, "
@@ -40,6 +42,16 @@ def check_entities(labels: Tensor, n: int, device: torch.device) -> tuple[Tensor
     if len(values) < 2:
         raise ValueError(f"labels must hold at least two entities; all {n} are {values.tolist()}")
     return index, len(values)
+
+
+def as_labels(labels: Tensor | Sequence[int]) -> Tensor:
+    """Labels as a Tensor; a `ConceptSet` has them as a tuple."""
+    if isinstance(labels, Tensor):
+        return labels
+    try:
+        return torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"labels must be integers [n], one entity a row of x; got {type(labels).__name__}") from None
 
 
 def check_rank(rank: int, limit: int, why: str) -> None:
@@ -135,7 +147,7 @@ class Subspace:
 
         The draws come from `generator` on its own device, so that a CPU generator gives the same points everywhere.
         """
-        check_draw(n, sigma)
+        check_draw(n, sigma, generator)
         z = torch.randn(n, self.rank, generator=generator, device=generator.device).to(self.basis.device)
         return self.offset + (sigma * z) @ self.basis.mT
 
@@ -160,8 +172,10 @@ class Subspace:
         return x
 
 
-def check_draw(n: int, sigma: float) -> None:
-    """Refuse to draw fewer than one point, or with a scale that is negative or not finite."""
+def check_draw(n: int, sigma: float, generator: torch.Generator) -> None:
+    """Refuse to draw fewer than one point, with a scale that is negative or not finite, or from no generator."""
+    if not isinstance(generator, torch.Generator):
+        raise ValueError(f"generator must be a torch.Generator, so that the draw can be repeated; got {generator!r}")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be a whole number of points, at least 1; got {n!r}")
     if not 0 <= sigma < float("inf"):
@@ -204,7 +218,7 @@ class Isotropic:
         Divided by sqrt(d), so that sigma is the points' root-mean-square distance from the offset, of the size that it
         is for a direction. Without it no sigma of the calibration grid would give norms near those of activations.
         """
-        check_draw(n, sigma)
+        check_draw(n, sigma, generator)
         z = torch.randn(n, self.dim, generator=generator, device=generator.device).to(self.offset.device)
         return self.offset + sigma / self.dim**0.5 * z
 

@@ -126,3 +126,6 @@ def test_bad_input():
         curve.project(x[:, :3])
     with pytest.raises(ValueError, match="n must be a whole number of points, at least 1"):
         curve.sample(0, torch.Generator())
+    with pytest.raises(ValueError, match="generator must be a torch.Generator"):
+        curve.sample(3, 7)
+    assert torch.equal(spline(x, labels.tolist(), True, 2).knots, curve.knots)

@@ -220,6 +220,10 @@ def test_bad_input():
             fit(x, torch.zeros_like(labels), 1)
         with pytest.raises(ValueError, match=r"labels must be integers \[n\]"):
             fit(x, labels.double(), 1)
+        for wrong in (None, ["a"] * N):
+            with pytest.raises(ValueError, match=r"labels must be integers \[n\].*got (NoneType|list)"):
+                fit(x, wrong, 1)
+        assert torch.equal(fit(x, tuple(labels.tolist()), 2).basis, fit(x, labels, 2).basis)
         with pytest.raises(ValueError, match="x must be finite"):
             fit(x / 0, labels, 1)
     with pytest.raises(ValueError, match="number of directions that x spans; got 3"):

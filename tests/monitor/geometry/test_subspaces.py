@@ -125,6 +125,8 @@ def test_bad_input():
         space.sample(0, 1.0, torch.Generator())
     with pytest.raises(ValueError, match="sigma must be at least 0"):
         space.sample(1, -1.0, torch.Generator())
+    with pytest.raises(ValueError, match="generator must be a torch.Generator, .*; got None"):
+        space.sample(1, 1.0, None)
     with pytest.raises(ValueError, match="b must have linearly independent columns"):
         angles(basis, torch.cat([basis, basis], 1))
     with pytest.raises(ValueError, match="equally many rows; got 6 and 5"):
