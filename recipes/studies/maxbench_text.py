@@ -41,6 +41,8 @@ def _rows(name: str, records: Sequence[dict]) -> list[tuple[str, ...]]:
         for r in records:
             what = " ".join(part for part in (r["method"], r["form"], r["metric"]) if part)
             value = number(r["value"], r["low"], r["high"])
+            if r["metric"] == "place":
+                value = f"{r['value']:.0f} [{r['low']:.0f}, {r['high']:.0f}]"
             rows.append((r["group"], what, value, "" if r["n"] is None else str(r["n"])))
         return rows
     ranked = name == "ranks"  # one column a rank, else one a metric
