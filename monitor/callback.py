@@ -24,7 +24,7 @@ from monitor.ranks import barrier, everywhere, rank
 from monitor.readings import Reading
 from monitor.reference import adapter_off, load_stored, other_reference
 from monitor.requests import Request, check_layers
-from monitor.rule_checks import check_names, parse_rules, warn_of_idle
+from monitor.rule_checks import check_conditions, parse_rules, warn_of_idle
 from monitor.schedule import every_steps, measured_after_checkpoint
 from monitor.telling import headlines, log, stand_in_for_best
 from monitor.tensorboard import find_writer, write_hparams, write_layout, write_scalars
@@ -247,7 +247,7 @@ class Monitor(TrainerCallback):
     def _read(self, now: Activations) -> None:
         self.readings = [reading for measure in self.measures for reading in measure.read(now, self._reference)]
         if not self._names_checked:
-            check_names(self.rules, {reading.name for reading in self.readings})
+            check_conditions(self.rules, self.readings, warn=rank() == 0)
             self._names_checked = True
 
     def _record(self, state) -> None:
@@ -326,7 +326,7 @@ class Monitor(TrainerCallback):
         if not self._names_checked and any(condition.name not in known for condition in conditions):
             asked = [m for m in self.measures if any(condition.measure == m.name for condition in conditions)]
             readings = [r for measure in asked for r in measure.read(self._reference, self._reference)]
-            check_names(self.rules, {reading.name for reading in readings})
+            check_conditions(self.rules, readings, warn=rank() == 0)
         self._names_checked = True
 
     # --- reference and files ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from monitor.attack_when import Attack, AttackWhen
 from monitor.decisions import Rule
 from monitor.journal import ATTACKS
+from monitor.readings import Reading
 from monitor.rules import StopWhen
 
 
@@ -108,6 +109,25 @@ def check_names(rules: Sequence[Rule], names: Collection[str]) -> None:
             f"The rule {str(condition)!r} reads {condition.name!r}, which the measure {condition.measure!r} does not "
             f"give. Close to it: {', '.join(close)}."
         )
+
+
+def check_conditions(rules: Sequence[Rule], readings: Sequence[Reading], warn: bool) -> None:
+    """Raise for a condition on none of the readings of a measurement; on request warn of one that no value moves."""
+    ranges: dict[str, tuple[float, float]] = {}
+    for reading in readings:
+        ranges.setdefault(reading.name, reading.range)
+    check_names(rules, ranges)
+    for rule in rules:
+        if rule.condition is None or rule.condition.measure == ATTACKS:
+            continue
+        least, most = ranges[rule.condition.name]
+        holds = rule.condition.decided(least, most)
+        if warn and holds is not None:
+            warnings.warn(
+                f"The rule {str(rule.condition)!r} can {'only' if holds else 'never'} hold: {rule.condition.name} lies "
+                f"in [{least:g}, {most:g}].",
+                stacklevel=2,
+            )
 
 
 def warn_of_idle(rules: Sequence[Rule], max_steps: int, saves: bool) -> None:

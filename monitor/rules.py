@@ -84,6 +84,13 @@ class Condition:
         threshold = self.threshold(start)
         return threshold is not None and _OPERATORS[self.op](value, threshold)
 
+    def decided(self, least: float, most: float) -> bool | None:
+        """Whether it holds, or not, for every value from `least` to `most`; None where that depends on the value."""
+        if self.factor != 0.0:
+            return None
+        ends = {self.holds(least, None), self.holds(most, None)}
+        return ends.pop() if len(ends) == 1 else None
+
     def __str__(self) -> str:
         if self.factor == 0.0:
             return f"{self.name} {self.op} {_plain(self.offset)}"

@@ -10,7 +10,7 @@ from monitor.attacks.result import AttackResult
 from monitor.decisions import Decisions
 from monitor.journal import Journal
 from monitor.readings import Reading
-from monitor.rule_checks import check_names, parse_rules, warn_of_idle
+from monitor.rule_checks import check_conditions, check_names, parse_rules, warn_of_idle
 from monitor.rules import Condition, StopWhen, Streak, values_by_name
 from monitor.stimuli.forget_set import ForgetSet
 
@@ -420,3 +420,19 @@ def test_a_reading_that_no_measure_gives_is_refused_with_those_that_are_close():
         check_names(parse_rules(["bias_shift/delta < 0"], MEASURES), names)
     with pytest.raises(ValueError, match="Close to it: behaviour/forget_nll"):
         check_names(parse_rules(["behaviour/zzz < 0"], MEASURES), names)
+
+
+def test_a_condition_that_no_value_moves_is_a_warning(recwarn):
+    """By the reading's range; a start is a value like any other, and a bound that can be reached decides nothing."""
+    share = Reading("bias_shift", "seat", 0.5, range=(0.0, 1.0))
+    readings = [share, Reading("bias_shift", "delta_b", 0.1), Reading("bias_shift", "seat", 0.5, range=(0.0, 9.0))]
+    for text, word in (("< 0", "never"), ("> 1", "never"), ("<= -2", "never"), (">= 0", "only"), ("< 1.5", "only")):
+        with pytest.warns(UserWarning, match=rf"seat {text}' can {word} hold: .*seat lies in \[0, 1\]"):
+            check_conditions(parse_rules(f"bias_shift/seat {text}", MEASURES), readings, warn=True)
+    recwarn.clear()
+    rules = [f"bias_shift/seat {text}" for text in ("<= 0", "> 0", ">= 1", "< 1", "< 2 * start", "> start + 7")]
+    check_conditions(parse_rules([*rules, "bias_shift/delta_b < -1e9"], MEASURES), readings, warn=True)
+    check_conditions(parse_rules("bias_shift/seat < 0", MEASURES), readings, warn=False)
+    assert not recwarn.list
+    with pytest.raises(ValueError, match="Close to it: bias_shift/seat"):
+        check_conditions(parse_rules("bias_shift/seats < 0", MEASURES), readings, warn=True)
