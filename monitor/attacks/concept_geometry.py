@@ -13,7 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from monitor.activation_norms import activation_norm_range
 from monitor.anatomy import find_anatomy
 from monitor.attacks.geometry_file import read_geometry, write_geometry
-from monitor.attacks.geometry_reading import STRENGTHS, checked_layer, last_states, sampling_sigma, spread_along
+from monitor.attacks.geometry_reading import (
+    STRENGTHS,
+    check_concept,
+    checked_layer,
+    last_states,
+    sampling_sigma,
+    spread_along,
+)
 from monitor.attacks.sampling_points import concept_points
 from monitor.geometry.subspace_fits import diff_mean_pairs, entity_centroids, factor_analysis, linear_probe, pca
 from monitor.geometry.subspaces import Subspace
@@ -159,7 +166,8 @@ def concept_geometry(
     """
     if method not in METHODS:
         raise ValueError(f"`method` must be one of {', '.join(METHODS)}, got {method!r}")
-    index = checked_layer(model, tokenizer, layer, rank, strengths)
+    check_concept(concept)
+    index = checked_layer(model, tokenizer, layer, rank, strengths, decay)
     instructions = load_instructions()
     prompts = {
         split: [instruction_prompt(tokenizer, text) for text in getattr(instructions, split)]

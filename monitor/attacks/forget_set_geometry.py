@@ -144,7 +144,7 @@ def forget_set_geometry(
     the largest one that leaves the reference at least half of what it answers unpushed (share of question-and-point
     answers with ROUGE-L of at least 0.30), the smallest if none does: as hard as the knowledge can stand.
     """
-    index = checked_layer(model, tokenizer, layer, rank, strengths)
+    index = checked_layer(model, tokenizer, layer, rank, strengths, decay)
     pairs = distinct_questions(forget_set)
     prompts = [asked_prompt(tokenizer, pair.question) for pair in pairs]
     title = f"geometry of {forget_set.name}" if progress else None

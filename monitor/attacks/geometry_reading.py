@@ -15,21 +15,33 @@ from monitor.generation import Decoder
 from monitor.geometry.sampling_scale import calibrate_sigma
 from monitor.geometry.subspaces import Subspace
 from monitor.steered_generation import steerable_layer
+from monitor.stimuli.concepts import ConceptSet
 
 # Of the norm of a point, which is that of a hidden state: from a nudge to a shove.
 STRENGTHS = (0.5, 0.7, 1.0, 1.4, 2.0)
 _SIGMAS = 20
 
 
+def check_concept(concept: ConceptSet) -> None:
+    """Refuse what is no ConceptSet, a bundled one's name above all."""
+    if not isinstance(concept, ConceptSet):
+        raise ValueError(
+            f"`concept` must be a ConceptSet, as load_concept_sets(['animals'])['animals'], got {concept!r}"
+        )
+
+
 def checked_layer(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, layer: int | float, rank: int, strengths: Sequence[float]
-) -> int:
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, layer: int | float, rank: int, strengths: Sequence[float],
+    decay: float,
+) -> int:  # fmt: skip
     """The hidden state's index, after checking that the model can speak and be pushed there, and the numbers."""
     anatomy = find_anatomy(model)
     Decoder(anatomy, tokenizer)  # says what is missing for it to speak
     index = steerable_layer(anatomy, layer)
-    if rank < 1:
-        raise ValueError(f"`rank` must be at least 1, got {rank}")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"`rank` must be a whole number of at least 1, got {rank!r}")
+    if not 0 <= decay <= 1:
+        raise ValueError(f"`decay` must be in [0, 1], got {decay}: it is what a step leaves of the strength")
     if not strengths or not all(0 < strength < math.inf for strength in strengths):
         raise ValueError(f"`strengths` must hold at least one positive, finite number, got {list(strengths)}")
     return index

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from monitor.anatomy import Anatomy, find_anatomy
 from monitor.attacks.concept_geometry import ConceptGeometry
 from monitor.attacks.forget_set_geometry import ForgetSetGeometry, answered, distinct_questions
+from monitor.attacks.geometry_reading import check_concept
 from monitor.attacks.intact import intact
 from monitor.attacks.result import AttackResult
 from monitor.attacks.sampling_points import concept_points, isotropic_points
@@ -79,6 +80,8 @@ class SamplingConfig:
     batch_tokens: int = 16384
 
     def __post_init__(self) -> None:
+        if self.concept is not None:
+            check_concept(self.concept)
         wanted = ForgetSetGeometry if self.concept is None else ConceptGeometry
         if not isinstance(self.geometry, wanted):
             what = "without a `concept`" if self.concept is None else "with a `concept`"
@@ -92,8 +95,10 @@ class SamplingConfig:
             )
         for name, least in (("n_points", 2), ("max_new_tokens", 1), ("batch_tokens", 1), ("n_questions", 2)):
             number = getattr(self, name)
-            if number is not None and number < least:
-                raise ValueError(f"`{name}` of SamplingConfig must be at least {least}, got {number}")
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+                raise ValueError(
+                    f"`{name}` of SamplingConfig must be a whole number of at least {least}, got {number!r}"
+                )
         if self.prompts is not None:
             if self.concept is None:
                 raise ValueError(

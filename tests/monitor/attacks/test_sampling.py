@@ -351,7 +351,10 @@ def test_bad_settings_say_what_was_expected(people, small, letters):
         (lambda: SamplingConfig(letters, own), "must be a ConceptGeometry with a `concept`, got ForgetSetGeometry"),
         (lambda: SamplingConfig(None, own), "must be a ConceptGeometry with a `concept`, got NoneType"),
         (lambda: SamplingConfig(letters, control=small), "`control` of SamplingConfig"),
-        (lambda: SamplingConfig(people, own, n_points=1), "`n_points` of SamplingConfig must be at least 2, got 1"),
+        (
+            lambda: SamplingConfig(people, own, n_points=1),
+            "`n_points` of SamplingConfig must be a whole number of at least 2, got 1",
+        ),
         (lambda: SamplingConfig(people, own, max_new_tokens=0), "`max_new_tokens` of SamplingConfig must"),
         (lambda: SamplingConfig(people, own, prompts="one"), "must be a list of at least one text"),
         (lambda: SamplingConfig(people, own, prompts=()), "must be a list of at least one text"),
@@ -382,13 +385,16 @@ def test_what_cannot_be_attacked_is_found_before_any_work(planted, tiny_tokenize
         forget_set_geometry(planted, tiny_tokenizer, NONE)
     for options, message in (
         ({"method": "ica"}, "`method` must be one of diff_mean_pairs, .*, got 'ica'"),
-        ({"rank": 0}, "`rank` must be at least 1"),
+        ({"rank": 0}, "`rank` must be a whole number of at least 1, got 0"),
+        ({"rank": "8"}, "`rank` must be a whole number of at least 1, got '8'"),
+        ({"decay": 2}, r"`decay` must be in \[0, 1\], got 2"),
+        ({"concept": "days"}, "`concept` must be a ConceptSet, as .*, got 'days'"),
         ({"strengths": ()}, "`strengths` must hold at least one positive"),
         ({"strengths": (1.0, -1.0)}, "`strengths` must hold at least one positive"),
         ({"layer": 1.0}, "a hidden state that a block reads"),
     ):
         with pytest.raises(ValueError, match=message):
-            concept_geometry(planted, tiny_tokenizer, concept("people"), **options)
+            concept_geometry(planted, tiny_tokenizer, **{"concept": concept("people"), **options})
 
 
 def test_a_reference_that_has_diverged_has_no_geometry(planted, tiny_tokenizer):
