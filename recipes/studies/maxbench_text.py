@@ -14,7 +14,8 @@ _PAPER_CONCEPTS = 6
 
 def print_tables(records: Sequence[dict], arguments: MaxBenchArguments) -> None:
     """Print every table that has records, and the sentences."""
-    splits = {r["group"]: r["n"] for r in records if r["table"] == "scores"}
+    # A curve has no sigma, and so no share of points in range: of the scores only those that all methods have count.
+    splits = {r["group"]: r["n"] for r in records if (r["table"], r["metric"]) == ("scores", "maxbench")}
     print(
         f"MAxBench on {arguments.model}, layer {arguments.layer}: {arguments.points} points x {arguments.test_prompts} "
         f"instructions x {arguments.max_new_tokens} tokens a case; splits: "

@@ -117,7 +117,7 @@ def test_a_study_runs_and_goes_on_where_it_was_killed(study, capsys, monkeypatch
     assert len(files) == 2 * (22 + 24) and n == second.judged + (20 + 22) * 4
     assert all(json.dumps(record) for record in records)
     assert {r["table"] for r in records} == set(maxbench_tables.TABLES) - {"task"}
-    assert "Affine beats linear" in out and "prompting" in out
+    assert "splits: beasts 2, hours 2\n" in out and "Affine beats linear" in out and "prompting" in out
     exact = {r["metric"]: r["value"] for r in records if r["table"] == "agreement"}
     assert exact["concept_exact"] == 1.0
     stored = read_records(folder / "beasts" / "entity-0" / "pca-affine-4.plain.jsonl")
